@@ -1,7 +1,8 @@
 """Child processes with limits, for work that a third party's grammar or chat template can make
-endless: a thread cannot be stopped. A child runs this file with a program that defines
-`make_answerer(*arguments)`, which returns a function from a message to its answer (`None` for a
-setup), and optionally `stack_bytes()` of the thread that answers. Neither imports this package."""
+endless: a thread cannot be stopped. A child runs this file, and this file runs a program: a file
+with the function `make_answerer(*arguments)`, which returns a function from a message to its answer
+(`None` if the message is a setup). The program may also define `stack_bytes()`, for the stack of
+the thread that answers. Neither file imports this package."""
 
 import json
 import resource
@@ -15,30 +16,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
+from subprocess import DEVNULL, PIPE
 from typing import Any
 
-INTERVAL, JOIN_LIMIT = 0.1, 1.0
-ENFORCED = sys.platform == "linux"
+INTERVAL = 0.1  # seconds between two looks at the memory of a child
+JOIN_LIMIT = 1.0  # seconds until a thread that should end is left alone
+ENFORCED = sys.platform == "linux"  # the system enforces `RLIMIT_AS`
 MOST_IDLE = 2
 """Further idle processes end."""
 MAX_SETUPS = 64
-ENDS: Mapping[int, str] = MappingProxyType(
-    {
-        signal.SIGPROF: "it takes too much processor time",
-        signal.SIGXCPU: "it takes too much processor time",
-        signal.SIGSEGV: "it is nested too deep",
-        signal.SIGBUS: "it is nested too deep",
-        signal.SIGABRT: "it takes too much memory",
-        signal.SIGKILL: "it takes too much memory",
-    }
-)
+"""A process that would have more is replaced, so that its memory stays small."""
+ENDS: Mapping[int, str] = {
+    signal.SIGPROF: "it takes too much processor time",
+    signal.SIGXCPU: "it takes too much processor time",
+    signal.SIGSEGV: "it is nested too deep",
+    signal.SIGBUS: "it is nested too deep",
+    signal.SIGABRT: "it takes too much memory",
+    signal.SIGKILL: "it takes too much memory",
+}
 """Signals that end a process at one of its limits."""
 
 
 @contextmanager
 def in_thread(run: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run it beside the block, which sets the event when it ends, and waits a second at most."""
+    """Call `run` in a thread beside the `with` block. Its event is set when the block ends."""
     over = threading.Event()
     thread = threading.Thread(target=run, args=(over,), name="beside-a-block", daemon=True)
     thread.start()
@@ -50,8 +51,8 @@ def in_thread(run: Callable[[threading.Event], None]) -> Iterator[None]:
 
 
 def memory_limit(process: subprocess.Popen[bytes], limit: int) -> AbstractContextManager[None]:
-    """Kill `process` above `limit` bytes of resident memory during the block, where the system does
-    not enforce `RLIMIT_AS` (macOS)."""
+    """For a `with` block: kill `process` if it has more than `limit` bytes of resident memory. Does
+    nothing where the system enforces `RLIMIT_AS` itself (not on macOS)."""
     command = ["ps", "-o", "rss=", "-p", str(process.pid)]
 
     def watch(over: threading.Event) -> None:
@@ -65,7 +66,8 @@ def memory_limit(process: subprocess.Popen[bytes], limit: int) -> AbstractContex
 
 
 class ProcessEnded(Exception):
-    """Before it answered. `reason` is empty if no limit was the cause."""
+    """A process ended before it answered. `code`: as `Popen.returncode`. `reason`: for people, the
+    limit that ended it; empty if no limit was the cause."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"ended with {code}")
@@ -94,8 +96,9 @@ class BoundedProcesses:
         weakref.finalize(self, _end_all, self.idle)
 
     def ask(self, message: bytes, setups: Mapping[str, bytes]) -> bytes:
-        """The answer. `setups`: messages that the process must have read before. Raises
-        `ProcessEnded` if it ends before it answers, `OSError` if none starts."""
+        """Return the answer; waits while all processes are busy. `setups`: by name, messages that
+        the process must have read before; it gets each once. Raises `ProcessEnded` if the process
+        ends before it answers, `OSError` if none starts."""
         with self._places:
             running = self._idle_or_new(setups)
             with memory_limit(running.process, self._memory):
@@ -121,15 +124,10 @@ class BoundedProcesses:
                 if running.process.poll() is None and not full:
                     return running
                 _end(running.process)
-        return _Running(
-            subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        process = subprocess.Popen(
+            self._command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True
         )
+        return _Running(process)
 
 
 def _write(process: subprocess.Popen[bytes], message: bytes) -> None:
@@ -141,6 +139,7 @@ def _write(process: subprocess.Popen[bytes], message: bytes) -> None:
 
 
 def _read(process: subprocess.Popen[bytes]) -> bytes | None:
+    """`None`: the process has ended, perhaps inside an answer."""
     assert process.stdout is not None  # noqa: S101  (a pipe)
     size = process.stdout.readline()
     if not size.endswith(b"\n"):

@@ -1,5 +1,5 @@
-"""Bounds on one request's content, on every route, far above real use: few stop strings (OpenAI
-permits four; chat front ends send one per speaker), some hundred tools, some thousand messages."""
+"""Limits of one request's content on every route, and pydantic types with them. They are far above
+real use: some hundred tools, some thousand messages, few stop strings (OpenAI permits four)."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 64
-MAX_STOP_LENGTH = 1024
+MAX_STOP_LENGTH = 1024  # characters
 MAX_TOKEN_IDS = 1024
 """Entries of `logit_bias` and `stop_token_ids`: the sampler walks them for every token."""
 MAX_NAME = 4096
@@ -17,31 +17,32 @@ MAX_MESSAGES = 10_000
 MAX_TOOLS = 2048
 MAX_INPUTS = 2048
 """Texts of one embedding request, as in OpenAI's API."""
-MAX_INPUT_TOKENS = 2**22
+MAX_INPUT_TOKENS = 2**22  # of one embedding request
 MAX_WARM = 64
-"""Warm prompts of one model: each is prefilled for every tenant."""
+"""Prompts of one model that are prefilled before a tenant's first request."""
 MAX_VALUES = 200_000
 """Objects, lists, texts and numbers in one JSON value, at any depth."""
 MAX_FIELDS = 256
-"""Fields of one object, known or not, and names in a list of them."""
-MAX_DEPTH = 100
-PIECE = 2**16
-"""Characters that are encoded at a time."""
+"""Fields of one object, known or not, and names in a list of fields."""
+MAX_DEPTH = 100  # levels of objects and lists in one JSON value
+PIECE = 2**16  # characters that are encoded at a time
 
 T = TypeVar("T")
 
 
 @dataclass
 class ValueCounter:
-    """Upper bound for the values of a JSON text in pieces, at the speed of C."""
+    """Counts the values in a JSON text that arrives in pieces, fast and never fewer than
+    `check_json` does: strings, and outside of them commas and opening brackets."""
 
     count: int = 0
     _in_string: bool = False
-    _rest: bytes = field(default=b"", repr=False)
+    _rest: bytes = field(default=b"", repr=False)  # a backslash that escapes the next character
 
     def take(self, piece: bytes) -> None:
+        """Add the next piece."""
         piece = (self._rest + piece).replace(b"\\\\", b"__")
-        cut = len(piece) - piece.endswith(b"\\")
+        cut = len(piece) - piece.endswith(b"\\")  # its escaped character comes later
         parts = piece[:cut].replace(b'\\"', b"__").split(b'"')
         self._rest = piece[cut:]
         outside = parts[self._in_string :: 2]
@@ -49,16 +50,16 @@ class ValueCounter:
             part.count(b",") + part.count(b"[") + part.count(b"{") for part in outside
         )
         self.count += len(parts) // 2
-        self._in_string ^= len(parts) % 2 == 0
+        self._in_string ^= len(parts) % 2 == 0  # an odd number of quotes
 
     def take_text(self, text: str) -> None:
-        """Counts a complete text without a copy."""
+        """Add a complete text, in pieces, so that it is not copied as a whole."""
         for start in range(0, len(text), PIECE):
             self.take(text[start : start + PIECE].encode(errors="replace"))
 
 
 def check_json(value: T) -> T:
-    """Refuses large values and invalid Unicode with `PydanticCustomError`."""
+    """Return the value. Raises `PydanticCustomError` if it is too deep, too large or no Unicode."""
     todo: list[tuple[Any, int]] = [(value, 0)]
     count = 0
     while todo:
@@ -99,7 +100,7 @@ def _check_name(name: str) -> str:
 
 
 def check_field_count(value: T) -> T:
-    """Refuse too many fields: one error for each unknown one would take seconds."""
+    """Like `check_json`, for an object with too many fields: to report each one takes seconds."""
     if isinstance(value, dict) and len(value) > MAX_FIELDS:
         raise PydanticCustomError("too_many", f"has more than {MAX_FIELDS} fields")
     return value
@@ -112,11 +113,11 @@ def _at_most(limit: int) -> BeforeValidator:
             raise PydanticCustomError("too_long", "too many entries", context)
         return values
 
-    return BeforeValidator(check)
+    return BeforeValidator(check)  # before the entries are validated one by one
 
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_check_name)]
-Label = Annotated[str, Field(max_length=MAX_NAME)]
+Label = Annotated[str, Field(max_length=MAX_NAME)]  # any text, also an empty one
 JsonObject = Annotated[dict[str, Any], AfterValidator(check_json)]
 Messages = Annotated[
     list[dict[str, Any]], Field(max_length=MAX_MESSAGES), AfterValidator(check_json)
@@ -127,7 +128,7 @@ StopStrings = Annotated[
 ]
 Tokens = Annotated[list[int], Field(fail_fast=True)]
 """May be millions; only the first wrong one is reported."""
-Ignored = Annotated[list[str], Field(max_length=MAX_FIELDS, fail_fast=True)]
+Ignored = Annotated[list[str], Field(max_length=MAX_FIELDS, fail_fast=True)]  # names of parameters
 Inputs = Annotated[list[str | Tokens], _at_most(MAX_INPUTS), Field(min_length=1)]
 TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS)]
 TokenBias = Annotated[dict[int, float], _at_most(MAX_TOKEN_IDS)]

@@ -1,4 +1,4 @@
-"""Limits what requests hold in total, with equal shares for their owners."""
+"""Limits the bytes that all requests use at once, with equal shares for the owners of requests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from .errors import MLXProviderError
 
 
 class ByteGate:
-    """Grants bytes, or turns, to owners in equal parts. Safe from any thread and event loop. An
-    owner waits only for its own tickets, and its oldest one never waits, however large it is."""
+    """Grants bytes to tickets. Each owner of open tickets (a name, such as a tenant) gets an equal
+    share of `capacity` and waits only for its own tickets. Its oldest ticket never waits, however
+    large it is, so the sum can exceed `capacity`. Safe from any thread and event loop."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -21,6 +22,7 @@ class ByteGate:
 
     @property
     def nbytes(self) -> int:
+        """Bytes that are granted now, to all owners."""
         with self._lock:
             return sum(owner.nbytes for owner in self._owners.values())
 
@@ -29,7 +31,8 @@ class ByteGate:
             return len(self._owners[owner].waiting) if owner in self._owners else 0
 
     def ask(self, size: int, owner: str = "", who: str = "") -> Ticket:
-        """The caller must close the ticket in any case. `who`: the request, for `refuse`."""
+        """Return a ticket for `size` bytes, or for a turn (1). The caller must `wait` for it, and
+        close it in any case. `who`: the request, for `refuse`."""
         ticket = Ticket(self, owner, who)
         with self._lock:
             self._owners.setdefault(owner, _Owner()).tickets[ticket] = None
@@ -37,7 +40,7 @@ class ByteGate:
         return ticket
 
     def resize(self, ticket: Ticket, size: int) -> None:
-        """Queue an open ticket for more bytes, or free some of its bytes now."""
+        """Queue a ticket for more bytes, or free some of its bytes now. Ignores a closed ticket."""
         with self._lock:
             owner = self._owners.get(ticket.owner)
             if owner is None or ticket not in owner.tickets:
@@ -50,13 +53,10 @@ class ByteGate:
         self._grant()
 
     def refuse(self, error: MLXProviderError, who: str | None = None) -> None:
+        """Raise `error` where tickets are waited for: those of the request `who`, or all."""
         with self._lock:
-            refused = [
-                ticket
-                for owner in self._owners.values()
-                for ticket in owner.waiting
-                if who is None or ticket.who == who
-            ]
+            waiting = [ticket for owner in self._owners.values() for ticket in owner.waiting]
+            refused = [ticket for ticket in waiting if who is None or ticket.who == who]
             for ticket in refused:
                 del self._owners[ticket.owner].waiting[ticket]
         for ticket in refused:
@@ -65,7 +65,7 @@ class ByteGate:
         self._grant()
 
     def close(self, ticket: Ticket) -> None:
-        """Frees its bytes, or removes it from the queue. Idempotent."""
+        """Free the ticket's bytes, or remove it from the queue. A second call does nothing."""
         with self._lock:
             owner = self._owners.get(ticket.owner)
             if owner is None or ticket not in owner.tickets:
@@ -97,7 +97,7 @@ class _Owner:
         ticket.charged = size
 
     def grant(self, share: int) -> list[Future[None]]:
-        """Charge the tickets that need not wait. Returns what their waiters wait for."""
+        """Charge the tickets that need not wait, and return their futures."""
         granted = []
         while self.waiting:
             ticket = next(iter(self.waiting))
@@ -112,17 +112,18 @@ class _Owner:
 
 
 class Ticket:
+    """Bytes for one use. A `with` block waits for them, and closes the ticket at its end."""
+
     def __init__(self, gate: ByteGate, owner: str, who: str) -> None:
         self.owner = owner
         self.who = who
-        self.size = 0
-        self.charged = 0
-        """Bytes that count against the gate now."""
+        self.size = 0  # bytes that it asks for
+        self.charged = 0  # bytes that are granted now
         self.granted: Future[None] = Future()
         self.gate = gate
 
     def wait(self) -> Ticket:
-        """Block until granted. The error of `refuse` closes the ticket."""
+        """Block until the bytes are granted. Raises the error of `refuse`, and then closes it."""
         try:
             self.granted.result()
         except BaseException:  # Ctrl-C, too
@@ -131,7 +132,7 @@ class Ticket:
         return self
 
     async def arrive(self) -> Ticket:
-        """`wait` in an event loop. A cancellation closes the ticket, too."""
+        """Like `wait`, in an event loop. A cancellation closes the ticket, too."""
         try:
             await asyncio.wrap_future(self.granted)
         except BaseException:  # a cancellation, too
@@ -140,6 +141,7 @@ class Ticket:
         return self
 
     async def grow(self, size: int) -> Ticket:
+        """Ask for `size` bytes in all, and wait like `arrive`."""
         self.gate.resize(self, size)
         return await self.arrive()
 

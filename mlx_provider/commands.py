@@ -59,8 +59,8 @@ def context_in_memory(model: str, limit: int) -> int:
 
 
 def load_model(folder: Path, dtype: str | None = None, **options: Any) -> LoadedModel:
-    """Uses the family and the kernels that an engine would choose. `dtype`: if unset, that of the
-    checkpoint. `options`: the other fields of `LoadOptions`."""
+    """Load a checkpoint with the family and the kernels that an engine would choose. `dtype`: if
+    unset, its own. `options`: other fields of `LoadOptions`. Raises errors of `errors`."""
     from .families.checkpoint import read_json
     from .records import LoadOptions
     from .serving.loader import equip
@@ -74,9 +74,9 @@ def load_model(folder: Path, dtype: str | None = None, **options: Any) -> Loaded
 
 @contextmanager
 def long_command(tell: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
-    """Run the block in the main thread. A signal ends it, after its clean-ups, with `SystemExit`;
-    further ones are ignored. Yields a function that reports what begins, or a value that was
-    measured: `tell` gets the line, with the time."""
+    """For a `with` block in the main thread. A signal that ends a process, such as Ctrl-C, ends the
+    block after its clean-ups with `SystemExit`; further signals are ignored. Yields a function that
+    reports progress: it gives its text to `tell`, after the seconds since the start."""
     began = time.monotonic()
     try:
         with ending_by_signal("\nending the servers that were started ...\n"):

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PREFIX = "MLX_PROVIDER_"
+from .errors import BadRequest
+
+PREFIX = "MLX_PROVIDER_"  # of environment variables
 LOCK = "engine.lock"
 
 
@@ -33,7 +35,7 @@ class Runtime:
         return self.folder / "engine.log"
 
     def listens(self) -> bool:
-        """Whether a process accepts connections; false for a stale socket."""
+        """Whether a process accepts connections at the socket; false if it is stale or absent."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(5)
             try:
@@ -44,11 +46,14 @@ class Runtime:
 
 
 def runtime(environ: Mapping[str, str] = os.environ) -> Runtime:
-    """The folder that the variable names, else one in `XDG_RUNTIME_DIR`, else one per user in the
-    folder of temporary files."""
+    """The folder is the one that `MLX_PROVIDER_RUNTIME_DIR` names, else one in `XDG_RUNTIME_DIR`,
+    else one per user in the folder of temporary files. It is not created. Raises `BadRequest`."""
     chosen = environ.get(PREFIX + "RUNTIME_DIR")
     if chosen:
-        return Runtime(Path(chosen).expanduser().absolute(), environ)
+        try:
+            return Runtime(Path(chosen).expanduser().absolute(), environ)
+        except RuntimeError as error:  # `~nobody/run`
+            raise BadRequest(f"{PREFIX}RUNTIME_DIR={chosen} must be a path: {error}") from None
     session = environ.get("XDG_RUNTIME_DIR")
     if session and Path(session).is_dir():
         return Runtime(Path(session) / "mlx-provider", environ)
@@ -56,11 +61,12 @@ def runtime(environ: Mapping[str, str] = os.environ) -> Runtime:
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """For files that outlive an engine. Raises `RuntimeError` if the home folder is not known."""
     return Path(environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "mlx-provider"
 
 
 def home_state(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """`state_folder`. `None`: the home folder is not known."""
+    """Like `state_folder`, with `None` if the home folder is not known."""
     try:
         return state_folder(environ)
     except RuntimeError:
@@ -68,7 +74,7 @@ def home_state(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def installed_version(distribution: str) -> str:
-    """Empty: it is not installed."""
+    """The version of a distribution; empty: it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:

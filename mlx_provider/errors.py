@@ -49,7 +49,7 @@ class ContextTooLong(BadRequest):
 
     @classmethod
     def of(cls, tokens: int, context_length: int, counted: str = "") -> ContextTooLong:
-        """`counted`: text before the number, such as `"at least "`."""
+        """The error for a prompt of `tokens`. `counted`: text before it, such as `"at least "`."""
         error = cls(
             f"prompt is too long: {counted}{tokens} tokens > {context_length - 1} maximum "
             f"(context of {context_length}, one token of reply at least)",
@@ -100,6 +100,7 @@ class MediaError(BadRequest):
 
     @classmethod
     def with_others(cls, errors: Sequence[MediaError]) -> MediaError:
+        """The first of `errors`, which now has the rest as `others`."""
         errors[0].others = errors[1:]
         return errors[0]
 
@@ -191,14 +192,14 @@ class NotInstalled(EngineUnavailable):
 class PluginError(MLXProviderError):
     """A plugin is broken, or two plugins claim the same name.
 
-    After this status, SDKs and gateways do not retry, because it would fail again."""
+    SDKs and gateways do not retry after this status: the request would fail again."""
 
     status = 422
     code = "plugin_error"
 
 
 def error_classes() -> dict[str, type[MLXProviderError]]:
-    """By `code`. Without classes of plugins, which could replace one."""
+    """The classes of this module by `code`. A plugin's class is left out: it could replace one."""
     classes = [value for value in globals().values() if isinstance(value, type)]
     return {cls.code: cls for cls in classes if issubclass(cls, MLXProviderError)}
 
@@ -206,7 +207,7 @@ def error_classes() -> dict[str, type[MLXProviderError]]:
 def from_code(
     code: str, message: str, param: str | None = None, retry_after: float | None = None
 ) -> MLXProviderError:
-    """An unknown code gives the base class."""
+    """The error that another process has sent. An unknown code gives the base class."""
     cls = error_classes().get(code, MLXProviderError)
     return cls(message, param=param, retry_after=retry_after)
 
@@ -222,8 +223,7 @@ def wrong_option(option: str, message: str) -> BadRequest:
 
 
 def for_another(error: MLXProviderError) -> MLXProviderError:
-    """A copy for another thread, without traceback and causes: their frames keep objects of the
-    failed call alive."""
+    """A copy for another thread without traceback and causes, whose frames keep objects alive."""
     copied = copy.copy(error)
     if isinstance(copied, MediaError):
         copied.others = [copy.copy(other) for other in copied.others]

@@ -1,4 +1,4 @@
-"""Converts validation errors to messages for the client, the same with LiteLLM and without."""
+"""Converts pydantic's errors to messages for the client, the same with LiteLLM and without."""
 
 from collections.abc import Sized
 from reprlib import Repr
@@ -9,22 +9,22 @@ from pydantic import BaseModel, ValidationError
 from .errors import BadRequest
 from .protocol.requests import GenerateRequest, ModelRequest, Sampling
 
-LOWER = {"ge": "at least", "gt": "above"}
+LOWER = {"ge": "at least", "gt": "above"}  # by pydantic's names of limits
 UPPER = {"le": "at most", "lt": "below"}
-_BOUNDS = ("greater_than", "less_than")
+_RANGES = ("greater_than", "less_than")
 _UNITS = {"too_long": "entries", "string_too_long": "characters"}
-_BOUNDED = ("too_deep", "too_many", "no_unicode", "no_name", "reserved")
-_WHOLE = ("json_invalid", "missing", *_BOUNDED)
+_OWN = ("too_deep", "too_many", "no_unicode", "no_name", "reserved")  # only our validators'
+_WITHOUT_VALUE = ("json_invalid", "missing", *_OWN)
 
 
 def bad_request(
     error: ValidationError, kind: type[ModelRequest] = GenerateRequest, *, flat: bool = False
 ) -> BadRequest:
-    """Names the first wrong parameter, the valid range, and the value. `flat`: the client's
-    sampling parameters are top-level fields."""
+    """The error names the first wrong parameter, the valid range, and the value. `kind`: the class
+    that was validated. `flat`: the client's sampling parameters are top-level fields."""
     found = error.errors(include_url=False)
-    # of a value with two types, the error about a bound is more useful than one about a type
-    first = next((problem for problem in found if problem["type"] in _BOUNDED), found[0])
+    # if a value may have two types, our own error is more useful than one about a wrong type
+    first = next((problem for problem in found if problem["type"] in _OWN), found[0])
     owner: type[BaseModel] = kind
     loc = [part for part in first["loc"] if _is_field(part)]
     if loc[:1] == ["sampling"] and len(loc) > 1:
@@ -44,14 +44,14 @@ def _demand(owner: type[BaseModel], loc: list[str | int], error: Any) -> str:
     if kind in _UNITS:
         size = len(value) if isinstance(value, Sized) else "more"
         return f"at most {error['ctx']['max_length']} {_UNITS[kind]} are possible, got {size}"
-    if kind in _WHOLE:
+    if kind in _WITHOUT_VALUE:
         return str(error["msg"])
-    ranged = kind.startswith(_BOUNDS) and len(loc) == 1
+    ranged = kind.startswith(_RANGES) and len(loc) == 1
     return f"{allowed_range(owner, str(loc[0])) if ranged else error['msg']}, got {quote(value)}"
 
 
 def allowed_range(owner: type[BaseModel], name: str) -> str:
-    """Example: `at least 0 and at most 1`."""
+    """The range of a field of `owner`, such as `must be at least 0 and at most 1`."""
     field = owner.model_fields[name]
     bounds = [
         f"{word} {limit if isinstance(limit, int) else f'{limit:g}'}"
@@ -64,7 +64,7 @@ def allowed_range(owner: type[BaseModel], name: str) -> str:
 
 
 def quote(value: object, length: int = 80) -> str:
-    """The beginning of a value, without formatting a large value completely."""
+    """The beginning of a value's `repr`, without formatting a large value completely."""
     brief = Repr()
     brief.maxstring = brief.maxother = brief.maxlong = length
     text = brief.repr(value[:length] if isinstance(value, str) else value)

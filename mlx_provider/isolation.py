@@ -1,7 +1,7 @@
 """Catches any error at four boundaries, and says whose code failed: a request's work on the host
-(`Engine.isolate`), work whose caller goes on without it, as a pass of the device or a trial
-(`attempt`), a plugin's call (`plugin_call`), and a thread (`background`, or `resolve`). What keeps
-failing is disabled for a while (`CircuitBreaker`)."""
+(`Engine.isolate`), work that its caller can do without, such as a trial (`attempt`), a call of a
+plugin (`plugin_call`), and work in a thread (`background` if nobody waits for it, else `resolve`).
+What keeps failing is disabled for a while (`CircuitBreaker`)."""
 
 from __future__ import annotations
 
@@ -45,21 +45,23 @@ class FaultOrigin:
     called: str
     """Its function that was called: a hook, or a function of a record or a loaded model."""
     where: str
+    """File, line and function of this code."""
     innermost: bool
-    """Whether this code has not called the core."""
+    """Whether the error was raised without a call from this code into the core."""
 
     @classmethod
     def of(cls, error: BaseException) -> FaultOrigin | None:
-        """Prefers a third party's plugin to a built-in one."""
+        """From an error's frames; prefers third parties. `None`: no plugin's code took part."""
         frames = [frame for frame in _frames(error) if not _is_in(frame[0], "pluggy")]
         if all(_is_in(module, CORE) for module, *_ in frames):
             return None
         roots = [(_root(point.module), point) for point in entry_points(group=CORE)]
+        # the plugin that each frame belongs to, if any
         owners = [next((p for root, p in roots if _is_in(m, root)), None) for m, *_ in frames]
-        found = [point for point in owners if point is not None]
-        if not found:
+        involved = [point for point in owners if point is not None]
+        if not involved:
             return None
-        point = ([point for point in found if not _is_built_in(point)] or found)[-1]
+        point = ([point for point in involved if not _is_built_in(point)] or involved)[-1]
         places = [place for place, owner in enumerate(owners) if owner is point]
         first, last = frames[places[0]][1], places[-1]
         module, frame, line = frames[last]
@@ -67,13 +69,9 @@ class FaultOrigin:
         depth = module.count(".") + (path.name == "__init__.py")
         file = "/".join(path.parts[-1 - depth :])
         dist = "" if point.dist is None else f"{point.dist.name} {point.dist.version}"
-        return cls(
-            f"{point.name} ({dist})",
-            _is_built_in(point),
-            _name(first),
-            f"{file}, line {line}, in {_name(frame)}",
-            innermost=not any(_is_in(module, CORE) for module, *_ in frames[last + 1 :]),
-        )
+        where = f"{file}, line {line}, in {_name(frame)}"
+        innermost = not any(_is_in(module, CORE) for module, *_ in frames[last + 1 :])
+        return cls(f"{point.name} ({dist})", _is_built_in(point), _name(first), where, innermost)
 
 
 def is_machine_error(error: BaseException) -> bool:
@@ -90,10 +88,8 @@ def _message(error: BaseException) -> str:
 
 def _frames(error: BaseException) -> list[tuple[str, FrameType, int]]:
     """Modules, frames and lines outside Python's own library, the innermost last."""
-    found = [
-        (str(frame.f_globals.get("__name__", "")), frame, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-    ]
+    walk = traceback.walk_tb(error.__traceback__)
+    found = [(str(frame.f_globals.get("__name__", "")), frame, line) for frame, line in walk]
     own = {*sys.stdlib_module_names, ""}
     return [f for f in found if f[0].partition(".")[0] not in own and f[0] != __name__]
 
@@ -103,7 +99,7 @@ def _name(frame: FrameType) -> str:
 
 
 def _root(module: str) -> str:
-    """The outermost package that is not shared with other distributions."""
+    """The outermost package with a file. One without, a namespace, is shared by distributions."""
     parts = module.split(".")
     names = (".".join(parts[:count]) for count in range(1, len(parts)))
     return next((n for n in names if getattr(sys.modules.get(n), "__file__", None)), module)
@@ -128,6 +124,7 @@ class Fault:
 
     @classmethod
     def of(cls, error: BaseException) -> Fault:
+        """Describe an error, and drop its frames."""
         origin, trace = None, Trace("".join(traceback.format_exception(error)))
         if isinstance(error, MLXProviderError):
             summary = f"{type(error).__name__}: {error.message}"
@@ -150,7 +147,7 @@ class Fault:
 
     @property
     def lasting(self) -> bool:
-        """Whether it is neither raised on purpose nor caused by the machine."""
+        """Whether a retry would fail, too: it is not deliberate, nor is the machine the cause."""
         return not (self.deliberate or is_machine_error(self.error))
 
     def of_request(self, part: str) -> MLXProviderError:
@@ -162,15 +159,15 @@ class Fault:
         return self.of_plugin() or RequestFailed(f"{part} failed: {self.summary}{remedy}")
 
     def log(self, part: str) -> None:
-        """A deliberate one briefly."""
+        """Log that `part` failed; the traceback only if the error is not deliberate."""
         if self.deliberate:
             log.info("%s failed: %s", part, self.summary)
         else:
             log.error("%s failed\n%s", part, self.trace)
 
     def of_plugin(self) -> PluginError | None:
-        """The error of a plugin that the same request would cause again. `None`: the machine is the
-        cause, or a built-in plugin called the core."""
+        """The error for a client if a plugin is the cause and the same request would fail again.
+        `None`: it is not the cause, or a built-in plugin had called the core, which failed."""
         found = self.origin
         if found is None or not self.lasting or (found.built_in and not found.innermost):
             return None
@@ -199,7 +196,7 @@ class Isolation:
     def __init__(
         self, failed: Callable[[Fault], None] | None = None, *passes: type[BaseException]
     ) -> None:
-        """`failed` also gets the fault. Errors of the classes `passes` are none."""
+        """`failed` is called with the fault. Errors of the classes `passes` are not caught."""
         self.fault: Fault | None = None
         self._failed = failed
         self._passes = passes
@@ -218,8 +215,7 @@ class Isolation:
 
 
 def attempt(work: Callable[[], T]) -> T | Fault:
-    """Return the result, or the fault. For work that the caller can do without: a pass of the
-    device, or a trial."""
+    """Return the result of `work`, or its fault. For work that the caller can do without."""
     with Isolation() as tried:
         return work()
     return cast("Fault", tried.fault)
@@ -228,14 +224,14 @@ def attempt(work: Callable[[], T]) -> T | Fault:
 def attempt_generator(
     work: Callable[[], Generator[Any, Any, object]], *passes: type[BaseException]
 ) -> Generator[Any, Any, Fault | None]:
-    """The same for a generator. Errors of the classes `passes` are no faults."""
+    """`attempt` for a generator: returns its fault, or `None`. `passes`: as of `Isolation`."""
     with Isolation(None, GeneratorExit, *passes) as tried:
         yield from work()
     return tried.fault
 
 
 def plugin_call(work: Callable[[], T], make_error: Callable[[Fault], MLXProviderError]) -> T:
-    """Return the result. A fault is raised as an error of the caller."""
+    """Return the result of `work`. If it fails, raise what `make_error` makes of the fault."""
     found = attempt(work)
     if isinstance(found, Fault):
         raise make_error(found)
@@ -243,15 +239,15 @@ def plugin_call(work: Callable[[], T], make_error: Callable[[Fault], MLXProvider
 
 
 def background(part: str) -> Isolation:
-    """For work that nobody waits for. Its fault is only logged."""
+    """For a `with` block that nobody waits for. Its fault is only logged."""
     return Isolation(lambda fault: fault.log(part))
 
 
 def isolate_use(
     part: str, otherwise: Callable[[Any], object] = lambda user: None
 ) -> Callable[[Use], Use]:
-    """The same for methods whose first argument has a `request`, which goes on without `part`.
-    `otherwise` of this argument gives the result."""
+    """Decorator: `background` for methods whose first argument has a `request`, which goes on
+    without `part` after a fault. The method then returns `otherwise` of this argument."""
 
     def wrap(use: Use) -> Use:
         @wraps(use)
@@ -266,7 +262,7 @@ def isolate_use(
 
 
 def resolve(future: Future[T], work: Callable[[], T]) -> None:
-    """For work that another thread waits for: `future` gets the result, or the error."""
+    """Run `work`, for which another thread waits: `future` gets its result, or its error."""
     with Isolation(lambda fault: future.set_exception(fault.error)):
         future.set_result(work())
 
@@ -287,7 +283,7 @@ class CircuitBreaker:
     def __init__(self, disabled: str = "", enabled: str = "") -> None:
         """Texts for the log, if any: `disabled` has a place for the number of failures."""
         self._disabled, self._enabled = disabled, enabled
-        self.closed = True
+        self.closed = True  # as of a circuit: the feature is in use
         self.failures = 0
         self._successes = 0
         self._needed = FIRST_WAIT
@@ -304,9 +300,9 @@ class CircuitBreaker:
         return not self.closed
 
     def record_success(self, *, used: bool) -> bool:
-        """Count a step without failure. Returns whether the feature is enabled again. `used`: the
-        step used the feature. The first failure of a trial ends it and doubles the next wait,
-        unless as many steps succeeded before."""
+        """Count a step without failure; `used`: with the feature, not its fallback. Returns whether
+        this step enables the feature again. One failure then disables it, and the next wait has
+        twice as many steps, unless so many steps with the feature have succeeded before."""
         if self.closed and not used:
             return False
         self._successes += 1

@@ -1,11 +1,11 @@
-"""Texts for people: sizes, and log entries in which text of clients or plugins keeps its line."""
+"""Texts for people: sizes, and log entries that no text of a client or plugin can break."""
 
 import copy
 import logging
 
 
 class Trace(str):
-    """In a log entry: its lines follow the entry, indented."""
+    """An argument of a log call whose lines follow the entry, indented, such as a traceback."""
 
 
 class LogLines(logging.Formatter):
@@ -26,13 +26,14 @@ class LogLines(logging.Formatter):
 
 
 def printable(text: str) -> str:
-    """Escapes control characters, line ends and half surrogates."""
+    """`text` with control characters, line ends and half surrogates escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def format_size(number: int) -> str:
+    """A number of bytes as `1.5 GB`, or as `1.5 MB` below 0.1 GB."""
     return f"{number / 1e9:.1f} GB" if number >= 10**8 else f"{number / 1e6:.1f} MB"
 
 

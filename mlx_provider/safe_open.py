@@ -23,7 +23,7 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def make_folder(path: Path) -> None:
-    """With missing parents, for this user only (mode 0700)."""
+    """Make a folder and its missing parents for this user only (mode 0700), if it is missing."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
@@ -36,14 +36,14 @@ def create_own(path: Path) -> int:
 
 
 def read_own(path: Path, limit: int) -> bytes:
-    """This user's file, whole. Raises also if it has more than `limit` bytes."""
+    """All of this user's file. Raises also if it has more than `limit` bytes."""
     with os.fdopen(open_own(path), "rb") as file:
         return _read_within(limit, file, path)
 
 
 def replace_own(path: Path, data: bytes) -> None:
-    """Write a file that only this user can read, atomically. Creates the folder. Raises also if
-    others can write to the folder."""
+    """Write a file that only this user can read, atomically, and its folder if that is missing.
+    Raises also if others can write to the folder."""
     make_folder(path.parent)
     state = path.parent.stat()
     if state.st_uid != os.getuid() or state.st_mode & 0o022:
@@ -58,14 +58,14 @@ def replace_own(path: Path, data: bytes) -> None:
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """Anyone's file, whole; links are followed. Raises also if it has more than `limit` bytes."""
+    """All of anyone's file; links are followed. Raises also if it has more than `limit` bytes."""
     with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
         return _read_within(limit, file, path)
 
 
 def read_trusted(path: Path, limit: int, *, closed_to: int) -> bytes:
-    """Like `read_bounded`, for a file of this user or root without the mode bits `closed_to`: with
-    `0o022`, nobody else can change it. The error of a mode names the remedy."""
+    """Like `read_bounded`. Raises also unless the file is this user's or root's and has none of the
+    mode bits `closed_to` (`0o022`: nobody else can change it); that error names the remedy."""
     descriptor = _open(path, os.O_RDONLY)
     with os.fdopen(descriptor, "rb") as file:
         state = os.fstat(descriptor)
@@ -86,25 +86,22 @@ def _read_within(limit: int, file: BinaryIO, path: Path) -> bytes:
 
 
 def _open(path: Path, flags: int) -> int:
+    irregular = OSError(errno.EINVAL, "is no regular file", os.fspath(path))
     try:
         descriptor = os.open(path, flags | SAFE, 0o600)
     except OSError as error:
         if error.errno in (errno.ENXIO, errno.EISDIR):  # a pipe, socket or folder
-            raise _not_regular(path) from None
+            raise irregular from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise _not_regular(path)
+        raise irregular
     return descriptor
 
 
-def _not_regular(path: Path) -> OSError:
-    return OSError(errno.EINVAL, "is no regular file", os.fspath(path))
-
-
 def obstacle(folder: Path, home: Path | None = None) -> str:
-    """What keeps this user from making or writing a folder, with the remedy. Empty: nothing.
-    `home`: for folders below it, the remedy is to set its variable."""
+    """What keeps this user from making `folder` or writing to it, with a remedy after ": "; empty:
+    nothing. `home`: if this folder is the cause, the remedy is to set `HOME`."""
     folder = folder.absolute()
     nearest = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):

@@ -15,8 +15,8 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def parse_bytes(given: object) -> object:
-    """Of a text: `"512M"`, `"12GiB"` or `"1000"`. Other types stay as they are. Raises
-    `ValueError`."""
+    """The number of bytes in a text such as `"512M"`, `"12GiB"` or `"1000"`. Raises `ValueError` if
+    the text has no such form. Returns values of other types as they are."""
     if not isinstance(given, str):
         return given
     body = given.strip().upper().removesuffix("IB").removesuffix("B")
@@ -35,14 +35,13 @@ def _expand(path: Path) -> Path:
 
 
 def _split(separator: str) -> Any:
-    """Of a variable with several values between separators."""
-    return BeforeValidator(
-        lambda given: (
-            [part.strip() for part in given.split(separator) if part.strip()]
-            if isinstance(given, str)
-            else given
-        )
-    )
+    """Validator of a variable that has several values, with `separator` between them."""
+
+    def split(given: Any) -> Any:
+        parts = given.split(separator) if isinstance(given, str) else None
+        return given if parts is None else [part.strip() for part in parts if part.strip()]
+
+    return BeforeValidator(split)
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0, le=2**60)]
@@ -52,12 +51,12 @@ UserPath = Annotated[Path, AfterValidator(_expand)]
 
 
 class FixedSettings(BaseSettings):
-    """Values for every machine. Only tests change them."""
+    """Settings with the same value on every machine. Only tests change them."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True)
 
     queue_per_row: int = 4
-    """Waiting requests per row of `max_rows`. More get 429."""
+    """`max_queue` per row of `max_rows`."""
     model_wait: float = 60.0
     """Seconds of waiting for memory that other models use, then 503."""
     output_reserve: int = 512
@@ -112,6 +111,7 @@ class EngineSettings(FixedSettings):
 
     @property
     def max_queue(self) -> int:
+        """Most waiting requests. More get 429."""
         return self.queue_per_row * self.max_rows
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..client.http import HttpClient
     from ..gateway.engine import SeparateGateway
 
-
 NEXT = """
 [bold]mlx-provider up demo[/bold] starts the same to stay, and prints what your own client needs.
 Coding agents need a larger model: [bold]mlx-provider[/bold] alone names two for this machine."""
@@ -117,7 +116,7 @@ def chat(
 
 
 class Conversation:
-    """A turn that fails does not change the messages."""
+    """The messages of a chat. A turn that fails does not change them."""
 
     def __init__(self, client: HttpClient, model: str, messages: list[Message]) -> None:
         self._client = client
@@ -166,7 +165,7 @@ def _print_reply(generation: Generation, console: Console, reply: list[str]) -> 
 
 
 def image_part(path: Path) -> Message:
-    """As `image_url`. Raises `BadRequest` if it cannot be read."""
+    """A file as a part of type `image_url`. Raises `BadRequest` if it cannot be read."""
     try:
         content = base64.b64encode(path.read_bytes()).decode()
     except OSError as error:

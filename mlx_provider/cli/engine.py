@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from ..client.http import HttpClient
     from ..protocol.health import Health
 
-NONE_RUNS = 3
-"""Exit code if no engine runs."""
+NONE_RUNS = 3  # exit code if no engine runs
 
 ApiBase = Annotated[
     str | None,
@@ -41,8 +40,8 @@ def client_of_running(
     as_json: bool = False,
     err: bool = False,
 ) -> HttpClient:
-    """A client of the engine. Ends the command with a message and exit code 3 if this machine has
-    none. `err`: on stderr, where stdout is for a program. Raises as `why_none_runs`."""
+    """A client of the engine. If none runs on this machine, ends the command with exit code 3 and a
+    message, on stderr if `err` (stdout is for a program). Raises like `why_none_runs`."""
     from ..client.connection import connect
     from ..client.runtime_folder import why_none_runs
 
@@ -53,6 +52,7 @@ def client_of_running(
 
 
 def api_key_of(file: Path | None) -> str | None:
+    """The key in the file, else in the environment; `None`: there is none. Raises `BadRequest`."""
     from ..server.access import read_key
 
     return read_key(file) if file is not None else os.environ.get(PREFIX + "API_KEY") or None
@@ -96,8 +96,8 @@ def serve(
     from ..client.connection import ENGINE_COMMAND
 
     given = {"host": host, "port": port, "api-key-file": api_key_file, "drain": drain or None}
-    known = {f"--{name}": str(value) for name, value in given.items() if value is not None}
-    options = [word for option in known.items() for word in option]
+    set_options = {f"--{name}": str(value) for name, value in given.items() if value is not None}
+    options = [word for option in set_options.items() for word in option]
     os.execv(ENGINE_COMMAND[0], [*ENGINE_COMMAND, *options])  # this process becomes the engine
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..gateway.config import Served
     from ..gateway.persistent import GatewayFiles, Record
 
-
 Model = Annotated[
     str | None, typer.Argument(help="Hub id, folder, or demo. Default: the best one here.")
 ]
@@ -118,7 +117,8 @@ def down() -> None:
 def _running(
     files: GatewayFiles, model: str | None, tokens: int | None, port: int | None
 ) -> Record | None:
-    """Waits until it answers. Raises `BadRequest` if another gateway is wanted."""
+    """What the running gateway serves, once it answers; `None`: none runs. Raises `BadRequest` if
+    the user wants another model, context or port."""
     from ..gateway.persistent import await_ready
 
     running = files.running()
@@ -143,7 +143,7 @@ def _record(
     tokens: int | None,
     port: int | None,
 ) -> Record:
-    """Unset values are those of the last time."""
+    """What to serve. Values that are unset are those of the last time."""
     from ..gateway.persistent import PORT, Record
 
     last = files.record()
@@ -162,8 +162,7 @@ def _choose(
     *,
     fetch: bool = True,
 ) -> Served:
-    """`fetch`: also download it, by this process, which shows the progress. Raises an error with
-    the sizes if the model does not fit."""
+    """`fetch`: also download it, with a progress bar. Raises like `gateway.models.choose`."""
     from ..gateway.models import choose, device_memory
     from ..serving.hub import folder_of
 

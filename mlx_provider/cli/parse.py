@@ -1,5 +1,4 @@
-"""The command `mlx-provider parse`: what the tool and reasoning parsers find in given replies, for
-plugin authors and bug reports."""
+"""What `mlx-provider parse` does: shows authors of plugins what their parsers find in replies."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -18,8 +17,7 @@ class ParseRequest(BaseModel):
     id: str | int | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
-    chunks: list[str]
-    """Pieces of one reply, in order."""
+    chunks: list[str]  # pieces of one reply, in order
     tools: list[dict[str, Any]] | None = None
     prompt_opened_think: bool = False
     """The prompt ended inside a thought. If not, the parser decides how the reply begins."""
@@ -34,6 +32,7 @@ def parse_lines(lines: Iterable[str], registry: PluginRegistry) -> Iterator[dict
 
 
 def parse_line(line: str, registry: PluginRegistry) -> dict[str, Any]:
+    """The answer to one `ParseRequest` in JSON. A wrong request gives `id` and `error`."""
     request_id: Any = None
     try:
         data = json.loads(line)
@@ -45,7 +44,7 @@ def parse_line(line: str, registry: PluginRegistry) -> dict[str, Any]:
 
 
 def parse_reply(request: ParseRequest, registry: PluginRegistry) -> dict[str, Any]:
-    """Raises `BadRequest`. If a parser fails, `error` has its fault, beside what was read."""
+    """What the named parsers find. If one fails, `error` has its fault. Raises `BadRequest`."""
     given = (request.tool_parser, request.reasoning_parser, request.response_format)
     if all(part is None for part in given):
         raise BadRequest(

@@ -118,10 +118,9 @@ def _engine(engine: EngineStats) -> Text:
     kind = f" ({engine.kind})" if engine.kind else ""
     lines = [f"{engine.rows} rows, {engine.queued} waiting · {engine.layout}"]
     if drafted := engine.drafted_tokens:
-        accepted = f"{engine.accepted_tokens} of {drafted} accepted"
-        lines.append(
-            f"drafts {engine.drafter}: {accepted} ({engine.accepted_tokens / drafted:.0%})"
-        )
+        accepted = engine.accepted_tokens
+        share = f"{accepted} of {drafted} accepted ({accepted / drafted:.0%})"
+        lines.append(f"drafts {engine.drafter}: {share}")
     if engine.background_tokens:
         lines.append(f"{engine.background_tokens} prompt tokens prefilled in the background")
     title = (printable(f"{engine.model}{kind}"), "bold")

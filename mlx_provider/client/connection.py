@@ -22,9 +22,7 @@ from .http import HttpClient
 from .messages import Address, parse_address
 from .runtime_folder import READY, EngineLock, check_folder, holder, identity, open_log, tail
 
-START_LIMIT = 180.0
-POLL = 0.05
-"""Seconds, both."""
+START_LIMIT, POLL = 180.0, 0.05  # seconds
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.server.run")
 
 
@@ -38,7 +36,7 @@ class LocalEngine:
 
     def ensure(self) -> None:
         """Wait until an engine listens; start it if necessary. Raises `EngineUnavailable`, or the
-        error with which the engine ended."""
+        error with which the engine ended at its start."""
         check_folder(self.runtime, make=True)
         deadline = time.monotonic() + self.start_limit
         try:
@@ -116,8 +114,7 @@ def local_client(environ: Mapping[str, str] = os.environ) -> HttpClient:
 
 class Connections:
     """One client per address and key. The socket in the runtime folder is the address of this
-    user's engine. Safe from any thread and across `fork`: it uses no lock, which a child could
-    inherit locked."""
+    user's engine. Safe from any thread and across `fork`: there is no lock to inherit locked."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ

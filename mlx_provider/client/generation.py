@@ -1,4 +1,4 @@
-"""The reply to one request, and to the prompts of one call of `/completions`, as one generation."""
+"""The reply to one request, or to all prompts of one call of `/completions`, as one generation."""
 
 import asyncio
 import threading
@@ -43,15 +43,15 @@ class Generation:
 
 
 REPLIES: ContextVar[list[weakref.ref[Generation]] | None] = ContextVar("replies", default=None)
-"""Collects the replies that begin in a context."""
+"""A list that is set here collects the replies that begin in this context."""
 
 Submit = Callable[[ModelRequest], Generation]
 
 
 def submit_all(submit: Submit, requests: Sequence[ModelRequest]) -> Generation:
-    """Choices of request i follow those of the requests before it. Usage is summed. With `echo`,
-    each choice begins with its prompt. A request that is refused or fails ends the others, as does
-    closing or deleting the generation. Raises like `submit`, and names the prompt at fault."""
+    """Submit all, and join their replies: choices of request i follow those of the requests before
+    it, and usage is summed. With `echo`, each choice begins with its prompt. A request that is
+    refused or fails ends the others. Raises like `submit`, and names the prompt at fault."""
     texts = [request for request in requests if isinstance(request, GenerateRequest)]
     if len(requests) == 1 and not any(request.echo for request in texts):
         return submit(requests[0])

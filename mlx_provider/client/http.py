@@ -56,13 +56,14 @@ class HttpClient(Transport):
         return self._send_attached(lambda: self.send(request.path, body))
 
     def count(self, request: GenerateRequest) -> int:
-        """Tokens of the prompt that `submit` would use; a lower limit if that exceeds the context.
+        """Tokens of the prompt that `submit` would use; a lower limit if the context is exceeded.
         Blocks like `submit`."""
         body = request_body(request)
         reply = self._send_attached(lambda: self.ask("POST", "/v1/count", body=body, seconds=None))
         return int(json.loads(reply)["prompt_tokens"])
 
     def health(self) -> Health:
+        """The state of the engine, also of one whose `ok` is false."""
         return parse_health(self.ask("GET", "/health", ok=(200, 503)))
 
     def metrics(self) -> bytes:
@@ -78,9 +79,8 @@ class HttpClient(Transport):
         self.ask("DELETE", "/cache", seconds=None)
 
     def open_listener(self, request: Mapping[str, Any]) -> tuple[str, Stream]:
-        """Let the owner's engine open a port. Returns its URL, and the connection that keeps the
-        port open. `request`: fields of `server.agent_listener.ListenerRequest`. Starts no engine.
-        Raises typed errors."""
+        """Let the engine open a port. Returns its URL, and the connection that keeps the port open.
+        `request`: fields of `server.agent_listener.ListenerRequest`. Starts no engine."""
         url, stream = self.hold("POST", "/v1/listener", json.dumps(request).encode())
         if not url:
             raise EngineDied("the engine ended before it opened a port")
@@ -169,8 +169,8 @@ class HttpClient(Transport):
         return attachment
 
     def stop(self, reason: str, when: When) -> bool | None:
-        """Ask the engine to end. Returns whether it ends at once; if not, it ends at the time
-        `when`. `None`: no answer. Starts none."""
+        """Ask the engine to end, for a `reason` in its log. Returns whether it ends at once; if
+        not, it ends as `when` says. `None`: no answer. Starts none."""
         body = json.dumps({"reason": reason[:10_000], "when": when}).encode()
         try:
             return bool(json.loads(self.ask("POST", "/v1/stop", body=body))["ends"])

@@ -18,7 +18,7 @@ from ..protocol.requests import ModelRequest
 @dataclass(frozen=True)
 class Address:
     url: str
-    socket: str | None = None
+    socket: str | None = None  # the path of a unix socket, which is used in place of the URL's host
 
     def __str__(self) -> str:
         return f"unix:{self.socket}" if self.socket else self.url
@@ -45,12 +45,13 @@ def request_body(request: ModelRequest) -> bytes:
 
 
 class LineBuffer:
-    """Splits at newlines only: U+2028 and U+0085 are ordinary characters inside JSON text."""
+    """Joins pieces of a reply and splits it at newlines alone: JSON text may contain U+2028."""
 
     def __init__(self) -> None:
         self._begun: list[bytes] = []
 
     def feed(self, piece: bytes) -> list[bytes]:
+        """The lines that `piece` completes, without newlines."""
         *ends, rest = piece.split(b"\n")
         if ends:
             ends[0] = b"".join([*self._begun, ends[0]])
@@ -60,6 +61,7 @@ class LineBuffer:
 
 
 def error_of(status: int, path: str, body: bytes) -> MLXProviderError:
+    """The engine's error in a reply, or one that quotes a reply of some other server."""
     with suppress(ValueError, KeyError, TypeError):
         return ErrorBody.model_validate(json.loads(body)["error"]).exception()
     message = f"{path} answered {status}: {body[:200]!r}"
@@ -69,7 +71,7 @@ def error_of(status: int, path: str, body: bytes) -> MLXProviderError:
 
 
 def parse_health(line: bytes) -> Health:
-    """Raises `EngineUnavailable` for another protocol."""
+    """Raises `OtherProtocol`, or `EngineUnavailable` for a line that no engine sends."""
     try:
         fields = json.loads(line)
         theirs = int(fields["protocol"])

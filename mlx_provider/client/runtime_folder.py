@@ -38,15 +38,15 @@ those that the engine sets itself."""
 def identity(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What an engine would be that starts now: versions, plugins of third parties, Python and
     variables, by name. Secrets are digests."""
-    code = {name: installed_version(name) for name in PACKAGES} | dict(_plugins(environ))
-    code |= {OWN: __version__, PYTHON: f"{sys.prefix} ({platform.python_version()})"}
+    found = {name: installed_version(name) for name in PACKAGES} | dict(_plugins(environ))
+    found |= {OWN: __version__, PYTHON: f"{sys.prefix} ({platform.python_version()})"}
     for name in sorted(environ.keys() - NOT_IDENTITY):
         counts = name.startswith("MLX_") or name.endswith("_SLIDING_WINDOW")
         counts |= name in ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", *HUB_VARIABLES)
         # empty counts as unset, but an empty list of plugins means that there are none
         if counts and (environ[name] or name == SELECTION):
-            code[name] = _digest(environ[name]) if name == "HF_TOKEN" else environ[name]
-    return code
+            found[name] = _digest(environ[name]) if name == "HF_TOKEN" else environ[name]
+    return found
 
 
 def _plugins(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -64,7 +64,7 @@ def _plugins(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
-    """Texts by name. Empty also if the other engine gave no identity."""
+    """Texts about what differs, by name. Empty also if the other engine gave no identity."""
     if not theirs:
         return {}
     names = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
@@ -82,10 +82,8 @@ def _digest(text: str) -> str:
 
 # ---- folder
 
-OTHER_FOLDER = f"set {PREFIX}RUNTIME_DIR to a folder of your own"
-"""A remedy."""
-LONGEST_SOCKET_PATH = 103
-"""Bytes, the least of all systems (macOS 103, Linux 107)."""
+OTHER_FOLDER = f"set {PREFIX}RUNTIME_DIR to a folder of your own"  # a remedy
+LONGEST_SOCKET_PATH = 103  # bytes, the least of all systems (macOS 103, Linux 107)
 
 
 def check_folder(runtime: Runtime, *, make: bool = False) -> bool:
@@ -127,7 +125,7 @@ def _unusable(folder: Path, number: int | None) -> EngineUnavailable:
 
 
 def open_own_file(path: Path, flags: int) -> int:
-    """Raises `EngineUnavailable` if it is not a regular file of this user."""
+    """A descriptor. Raises `EngineUnavailable` if it is not a regular file of this user."""
     try:
         return open_own(path, flags)
     except OSError as error:
@@ -139,15 +137,15 @@ def open_own_file(path: Path, flags: int) -> int:
 
 # ---- lock
 
-POLL = 0.05
+POLL = 0.05  # seconds
 READY = b"ready\n"
 """What a started engine writes to `--ready-fd` once it listens. If it fails, an `ErrorBody`."""
 
 
 @dataclass(frozen=True)
 class EngineLock:
-    """The engine process has it as long as it lives. A client acquires it and passes the descriptor
-    to the process that it starts, so that no second engine can start in between."""
+    """The engine process has the lock as long as it lives. A client acquires it and passes its
+    descriptor to the process that it starts, so that no second engine can start in between."""
 
     descriptor: int
 
@@ -202,8 +200,8 @@ def is_held(path: Path) -> bool:
 
 
 def why_none_runs(runtime: Runtime) -> str:
-    """Why there is no engine; empty: a process holds the lock. Raises like `check_folder`, also for
-    something else at the socket's path."""
+    """Why there is no engine; empty: a process holds the lock. Raises `EngineUnavailable` for what
+    prevents a start: a folder that cannot be used, or something else at the socket's path."""
     has_socket = check_folder(runtime) and runtime.socket.exists()
     if has_socket and not runtime.socket.is_socket():
         raise EngineUnavailable(f"{runtime.socket} is not a socket: remove it")
@@ -234,9 +232,8 @@ def has_ended(path: Path, pid: int | str, seconds: float) -> bool:
 
 # ---- log
 
-LARGEST_LOG = 8 * 2**20
-"""Bytes. A larger log is renamed to `*.log.1`, which replaces an earlier one."""
-LOG_POLL = 1.0
+LARGEST_LOG = 8 * 2**20  # bytes; a larger log is renamed to `*.log.1`, in place of an earlier one
+LOG_POLL = 1.0  # seconds
 
 
 def limit_log(path: Path) -> None:
@@ -269,6 +266,7 @@ def tail(log: Path, begin: int = 0) -> str:
 
 
 def open_log(path: Path) -> int:
+    """A descriptor to append to the log, or to a new one: see `LARGEST_LOG`."""
     if path.is_file() and path.stat().st_size > LARGEST_LOG:
         path.replace(path.with_name(path.name + ".1"))
     return open_own_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -1,6 +1,5 @@
 """Requests of one client to an engine. A thread reads each stream, so that any thread or event loop
-may read its events. A request is sent again only if no engine can have accepted it: its error then
-has `maybe_accepted = False`."""
+may read its events. A request is sent again only if no engine can have accepted it: see `retry`."""
 
 import os
 import socket
@@ -26,20 +25,16 @@ from .generation import Generation
 from .messages import Address, LineBuffer, error_of, parse_health
 
 T = TypeVar("T")
-PAUSES = (0.0, 0.2, 1.0)
-"""Seconds before each further attempt."""
+PAUSES = (0.0, 0.2, 1.0)  # seconds before each further attempt
 LOST_AT_ONCE = 0.25
-"""Seconds. If a connection is lost sooner than this, without an answer, the engine was ending and
-had not accepted the request."""
+"""Seconds. An engine that loses a connection sooner was ending and had not accepted the request."""
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 60.0
 """For an answer that needs no model, and for the first line of a connection that stays open. Others
 have no limit: a model may load for minutes."""
-CLOSE_SECONDS = 5.0
-"""For each thread to end when the client is closed."""
+CLOSE_SECONDS = 5.0  # for each thread to end when the client is closed
 READ_AHEAD, READ_AGAIN_SECONDS = 2**18, 0.005
-"""Bytes of unread events above which a reply is not read (the engine then joins events), and the
-time until the next look."""
+"""Bytes of unread events above which no more of a reply is read, and the time until a next look."""
 
 
 def mark_unaccepted(error: EngineUnavailable) -> EngineUnavailable:
@@ -48,7 +43,7 @@ def mark_unaccepted(error: EngineUnavailable) -> EngineUnavailable:
 
 
 def retry(work: Callable[[], T]) -> T:
-    """Repeat `work` while no engine accepts the request, four times at most."""
+    """Return what `work` returns. Repeat it while no engine accepts the request, thrice at most."""
     pauses = iter(PAUSES)
     while True:
         try:
@@ -65,20 +60,17 @@ class Stream:
     """One request with its own connection: in HTTP/1.1, only its end cancels a request. If a thread
     reads the reply, it calls `take` for each line, and then `end` once."""
 
-    health: Health
-    """Of the engine, if this is the connection of `Transport.attach`."""
+    health: Health  # of the engine, if this is the connection of `Transport.attach`
 
     def __init__(self) -> None:
-        self.first: Future[Any] = Future()
-        """The first line. Empty: the reply ended without one."""
+        self.first: Future[Any] = Future()  # the first line; empty: the reply ended without one
         self.close_error: MLXProviderError | None = None
         self._pid = os.getpid()
         self._socket: socket.socket | None = None
 
     def close(self, error: MLXProviderError | None = None) -> None:
         """`error`: raised to whoever waits; by default, that the request was cancelled. Idempotent,
-        never blocks, safe from any thread. Ignored in a forked child: the connection belongs to its
-        parent."""
+        never blocks, safe from any thread. In a forked child, does nothing to the connection."""
         if os.getpid() == self._pid:
             self.close_error = self.close_error or error or RequestFailed.cancellation()
             self._shut()
@@ -142,11 +134,9 @@ class Transport:
         os.register_at_fork(after_in_child=lambda: (method := forked()) and method())
 
     def _reset(self) -> None:
-        self.attaching = threading.Lock()
-        """Of `HttpClient`, which attaches in one thread at a time."""
+        self.attaching = threading.Lock()  # of `HttpClient`, which attaches in one thread at a time
         self.attachment: Stream | None = None
-        """The open connection by which engine and client notice each other's end, and the engine
-        counts its clients."""
+        """The open connection by which engine and client notice each other's end."""
         self._threads: dict[Stream, threading.Thread | None] = {}
         """Running requests. `None`: the thread that asks reads the reply."""
         self.__dict__.pop("_http", None)
@@ -167,6 +157,7 @@ class Transport:
         )
 
     def attach(self) -> Stream:
+        """Open the connection `attachment`, and read `health` from it. Raises typed errors."""
         line, stream = self.hold("GET", "/v1/attach")
         try:
             stream.health = parse_health(line)

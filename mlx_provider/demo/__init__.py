@@ -84,9 +84,8 @@ class Scenario:
 
     def _stream(self, messages: list[Message], show: Show) -> tuple[str, str]:
         text, finish = "", ""
-        for chunk in self._client.chat.completions.create(
-            messages=messages, **self._request, stream=True
-        ):
+        create = self._client.chat.completions.create
+        for chunk in create(messages=messages, **self._request, stream=True):
             for choice in chunk.choices:
                 show(choice.delta.content or "")
                 text += choice.delta.content or ""

@@ -1,7 +1,7 @@
 """Finds problems on this machine, with their remedies: `examine(Subject("OWNER/NAME"))`.
 
-A check is a function from a `Subject` to `Finding`s. It changes nothing on this machine, except
-that `proxy.token` may start an engine. It uses the network only for a model that is not here."""
+A check is a function from a `Subject` to `Finding`s. Checks change nothing on this machine, except
+that `proxy.token` may start an engine. They use the network only for a model that is not here."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -16,14 +16,14 @@ from .subject import STATES, Finding, Subject
 
 __all__ = ["STATES", "Finding", "Subject", "examine", "healthy", "json_fields"]
 FORMAT = 1
-"""Version of the JSON; increases when keys change."""
+"""Version of `json_fields`; increases when keys change."""
 IGNORE = "continue: no other check depends on this one; report it if it happens again"
 SETTING = "correct the variable that is named, or unset it"
 READABLE = "make the file or folder that is named readable for this user"
 MODEL = "download or convert the model again, or name another"
 FAMILY = "install a plugin that brings a family for it (hook mlx_model_families), or name another"
 Checks = tuple[tuple[str, Callable[[Subject], Iterable[Finding]], str], ...]
-"""Name, function, and the remedy if the function raises: its error is then a finding that fails."""
+"""Name, function, and the remedy if the function raises: its error becomes a finding that fails."""
 
 PYTHON_CHECKS: Checks = (
     ("versions.packages", versions.check_packages, versions.REINSTALL),
@@ -32,6 +32,7 @@ PYTHON_CHECKS: Checks = (
 
 
 def machine_checks() -> Checks:
+    """Checks that need no model. Raises if a package that they import is missing or broken."""
     from . import machine
 
     return (
@@ -66,8 +67,7 @@ def model_checks(*, thorough: bool = True) -> Checks:
 
 
 def examine(subject: Subject, *, thorough: bool = True) -> list[Finding]:
-    """The worst first. `thorough`: also start a proxy and an engine for one token. Changes no
-    settings, and only files of the engine that it may start."""
+    """All findings, the worst first. `thorough`: also start a proxy and an engine for one token."""
     found = run(PYTHON_CHECKS, subject)
     checks = attempt(lambda: (machine_checks(), model_checks(thorough=thorough)))
     if isinstance(checks, Fault):
@@ -84,7 +84,7 @@ def examine(subject: Subject, *, thorough: bool = True) -> list[Finding]:
 
 
 def run(checks: Iterable[tuple[str, Any, str]], subject: Subject) -> list[Finding]:
-    """The findings of all checks. If one raises, what it has found stays, with its error."""
+    """The findings of all checks. If a check raises, its error follows what it had found."""
     found: list[Finding] = []
     for name, check, remedy in checks:
         findings = chain.from_iterable(map(check, [subject]))  # runs nothing yet
@@ -100,6 +100,7 @@ def healthy(findings: Iterable[Finding]) -> bool:
 
 
 def json_fields(findings: Sequence[Finding], *, model: str | None, version: str) -> dict[str, Any]:
+    """The report for programs. `model`: the model that was examined. `version`: ours."""
     return {
         "format": FORMAT,
         "version": version,

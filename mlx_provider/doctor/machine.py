@@ -46,7 +46,7 @@ OPTIONS = frozenset(OperatorOptions.model_fields)
 MAP = "custom_provider_map"
 MAP_LINES = f"litellm_settings: {{{MAP}: [{{provider: mlx, custom_handler: {HANDLER}}}]}}"
 UNREADABLE = (OSError, ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError)
-"""Errors of `yaml.safe_load`; `!!bool odd` is a `KeyError`."""
+"""Errors of reading and of `yaml.safe_load`; `!!bool odd` is a `KeyError`."""
 Fields = Mapping[str, Any]
 
 
@@ -63,8 +63,8 @@ def check_wired_memory(subject: Subject) -> Iterator[Finding]:
     if subject.is_mac:
         summary, limit = "the limit of wired memory is the system's own", subject.wired()
         remedy = "sudo sysctl iogpu.wired_limit_mb=0 gives the choice back to the system"
-        raised = f"iogpu.wired_limit_mb is {limit}: with a raised limit, several requests at once "
-        problem = f"{raised}have made machines panic (mlx issue 3186)" if limit else ""
+        danger = f"iogpu.wired_limit_mb is {limit}: with a raised limit, several requests at once "
+        problem = f"{danger}have made machines panic (mlx issue 3186)" if limit else ""
         yield Finding.of("memory.wired", problem, summary, remedy, "warn")
 
 
@@ -99,6 +99,7 @@ def check_runtime_folder(subject: Subject) -> Iterator[Finding]:
 
 
 def check_disk_tier(subject: Subject) -> Iterator[Finding]:
+    """Whether the part of the prefix cache that is on disk can be written, and has space."""
     name, folder = "disk.prefix_cache", subject.settings.disk_cache
     wanted = subject.settings.disk_cache_bytes
     if folder is None or wanted == 0:
@@ -117,6 +118,7 @@ def check_disk_tier(subject: Subject) -> Iterator[Finding]:
 
 
 def check_download(subject: Subject) -> Iterator[Finding]:
+    """Whether a download has space: of the model, if it is not here, or of some useful model."""
     if subject.folder is not None:
         return
     root, remedy = cache_root(), "free some, or set HF_HUB_CACHE to a folder on a larger disk"
@@ -161,7 +163,7 @@ def check_engine(subject: Subject) -> Iterator[Finding]:
     except OtherProtocol as error:
         yield Finding("engine.out_of_date", "warn", error.message, RESTART)
     except EngineUnavailable as error:
-        if why_none is None:  # `why_none_runs` ends its messages with a remedy
+        if why_none is None:  # raised by `why_none_runs`, which ends its messages with a remedy
             what, _, remedy = error.message.rpartition(": ")
             yield Finding("engine.running", "fail", what, remedy)
             return
@@ -188,7 +190,7 @@ def check_health(health: Health, subject: Subject) -> Iterator[Finding]:
 
 
 def check_config_file(subject: Subject) -> Iterator[Finding]:
-    """Nothing if there is no file, or if it does not concern this package."""
+    """Finds nothing if there is no file, or if it does not concern this package."""
     path, data = subject.working_folder / CONFIG, b""
     try:
         data = read_bounded(path, LARGEST_CONFIG)
@@ -250,7 +252,7 @@ def _check_options(entry: Fields, subject: Subject) -> Iterator[tuple[str, str]]
         yield f"{OPTIONS_PATH} is not a mapping", f"write {OPTIONS_PATH}: {{kv_bits: 8}}"
         return
     # `model_info.mlx_kv_bits` is the same as `model_info.mlx.kv_bits`
-    flat = {str(n)[4:]: value for n, value in info.items() if str(n).startswith("mlx_")}
+    flat = {str(n).removeprefix("mlx_"): v for n, v in info.items() if str(n).startswith("mlx_")}
     given = flat | {str(name): value for name, value in nested.items()}
     places = {name: f"{OPTIONS_PATH}_{name}" for name in flat}
     places |= {str(name): f"{OPTIONS_PATH}.{name}" for name in nested}
@@ -297,7 +299,7 @@ def _check_folder(entry: Fields, config: Path) -> Iterator[tuple[str, str]]:
 
 def _model(entry: Fields) -> str:
     model = str(_fields(entry.get("litellm_params")).get("model"))
-    return model.removeprefix("mlx/") if model.startswith("mlx/") else ""
+    return model.removeprefix("mlx/") if model.startswith("mlx/") else ""  # another provider's
 
 
 def _fields(value: object) -> Fields:

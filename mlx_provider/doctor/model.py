@@ -1,6 +1,6 @@
 """The checks of one model: files, memory, chat template, formats, and one token through a real
-proxy. `model_checks` in `__init__.py` lists them. `Finding.of` an empty problem is `ok`. What a
-check raises becomes a finding that fails."""
+proxy. `model_checks` in `__init__.py` lists them; if a check raises, its error becomes a finding
+that fails. `Finding.of` with an empty problem gives a finding that is `ok`."""
 
 import re
 import sys
@@ -40,8 +40,8 @@ REMEDY_PARSER = "name a format that fits with model_info.mlx.tool_parser, or men
 REMEDY_PROXY = "see `mlx-provider engine logs`"
 PROXY_MODEL = "examined"
 TOKEN_SECONDS = 600.0
-"""Seconds, the load of a large model included."""
-HEAD = re.compile(r"(?:^|\.)mtp\.")
+"""Limit for one token, the load of a large model included."""
+HEAD = re.compile(r"(?:^|\.)mtp\.")  # multi-token prediction
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 NOT_TEXT = re.compile(r"visual|vision|audio|encoder")
 """In names of tensors that text tokens do not use."""
@@ -154,7 +154,7 @@ def check_messages(subject: Subject) -> Iterator[Finding]:
 
 
 def check_tools(subject: Subject) -> Iterator[Finding]:
-    """What of tools the template leaves out, and whether the parser reads calls in its format."""
+    """What of tools the template leaves out, and whether the parser reads calls that it writes."""
     if (tokenizer := subject.tokenizer) is None:
         return
     for note in tokenizer.notes:
@@ -196,11 +196,11 @@ def check_proxy(subject: Subject) -> Iterator[Finding]:
 
 
 def has_head(tensors: Iterable[str], layers: object) -> bool:
-    """Whether a head for drafts is among the tensors, as `mtp` or as layers beyond `layers`."""
-    last = layers if isinstance(layers, int) and layers > 0 else float("inf")
+    """Whether names of tensors show a head for drafts: `mtp`, or more layers than `layers`."""
+    count = layers if isinstance(layers, int) and layers > 0 else float("inf")
     text = [name for name in tensors if not NOT_TEXT.search(name)]
     numbers = [int(match[1]) for name in text if (match := LAYER.search(name))]
-    return any(map(HEAD.search, text)) or max(numbers, default=-1) >= last
+    return any(map(HEAD.search, text)) or max(numbers, default=-1) >= count
 
 
 def check_draft_head(subject: Subject) -> Iterator[Finding]:

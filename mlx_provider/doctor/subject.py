@@ -1,4 +1,4 @@
-"""What a check reads, and what it finds."""
+"""What a check reads (`Subject`), and what it finds (`Finding`)."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class Finding:
     state: State
     what: str
     remedy: str = ""
+    """`fail` and `warn` must have one, else `ValueError` is raised."""
 
     def __post_init__(self) -> None:
         if self.state in ("fail", "warn") and not self.remedy:
@@ -39,19 +40,19 @@ class Finding:
 
     @classmethod
     def of(cls, name: str, problem: str, right: str, remedy: str, state: State = "fail") -> Finding:
-        """A finding of a problem with its remedy and state; if there is none, `right` is found."""
+        """A finding of `problem` with remedy and state; if `problem` is empty, `right` is ok."""
         return cls(name, state, problem, remedy) if problem else cls(name, "ok", right)
 
 
 def wired_limit() -> int:
-    """Mebibytes that the GPU may wire on macOS; 0: the default."""
+    """Mebibytes that the GPU may wire on macOS; 0: the system's default."""
     answer = subprocess.run(WIRED, capture_output=True, text=True, timeout=5, check=True)
     return int(answer.stdout.strip())
 
 
 @dataclass(frozen=True)
 class Subject:
-    """This machine, and a model if one is named. Read on first use, once but for `runtime`."""
+    """This machine, and a model if one is named. All but `runtime` is read once, on first use."""
 
     model: str | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -64,6 +65,7 @@ class Subject:
 
     @cached_property
     def settings(self) -> EngineSettings:
+        """Raises `BadRequest` for a wrong variable."""
         return engine_settings(self.environ)
 
     @property
@@ -76,19 +78,18 @@ class Subject:
 
     @cached_property
     def folder(self) -> Path | None:
-        """`None`: the model is not on this machine. Raises `ModelNotFound`, `BadRequest`."""
+        """`None`: no model is named, or it is not here. Raises `ModelNotFound`, `BadRequest`."""
         return None if self.model is None else local_folder(self.model)
 
     @cached_property
     def tokenizer(self) -> HFTokenizer | None:
-        """`None`: the model is not on this machine, or has no chat template. Raises the errors of
-        loading it."""
+        """`None`: no `folder`, or no chat template. Raises the errors of `load_tokenizer`."""
         found = load_tokenizer(self.folder, LoadOptions()) if self.folder else None
         return found if found is not None and found.chat_template is not None else None
 
     @cached_property
     def checkpoint(self) -> Outline:
-        """From the Hub if it is not on this machine. Raises `ModelNotFound`, `BadRequest`."""
+        """Config and size, from the Hub if it is not here. Raises `ModelNotFound`, `BadRequest`."""
         if self.model is None:
             raise BadRequest("no model is named")
         return checkpoint(self.model)

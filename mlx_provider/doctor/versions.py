@@ -17,7 +17,7 @@ class Tested:
     package: str
     allowed: str
     newest_series: str
-    """Of the newest version that the test suite ran with: its first numbers."""
+    """The first numbers of the newest version that the test suite ran with."""
 
 
 TESTED = (
@@ -27,7 +27,7 @@ TESTED = (
     Tested("litellm", ">=1.106.2,!=1.107.0.*", "1.110"),
     Tested("transformers", ">=5.14,<6", "5.23"),
 )
-MALICIOUS = "1.107.0"
+MALICIOUS = "1.107.0"  # of litellm
 CLEAN = "pip install 'litellm!=1.107.0.*', then replace every key that this machine has held"
 ONE_BACKEND = "pip uninstall both, then install the extra cpu or cuda13 of mlx-provider"
 
@@ -38,6 +38,7 @@ def check_packages(subject: Subject) -> Iterator[Finding]:
 
 
 def check_backend(subject: Subject) -> Iterator[Finding]:
+    """Whether one backend of MLX is installed and works. Raises the errors of importing MLX."""
     require_mlx()
     import mlx.core as mx
 

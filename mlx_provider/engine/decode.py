@@ -47,49 +47,43 @@ class LaunchedPass:
 
 def commit_and_draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | None]:
     """First read and commit the previous pass's tokens if it had drafts, or drafters are asked for
-    some, or text is predicted. Returns the remaining plan, the drafts, and the time of the read
-    (`None`: nothing was read)."""
-    drafting, batch = engine.drafting, engine.batch
+    some, or text is predicted. Returns the remaining plan, the drafts, and when the tokens were
+    committed (`None`: `launch_pass` reads them)."""
+    drafting, batch, make_drafts = engine.drafting, engine.batch, None
+    needs_tokens = bool(plan.rows and batch.drafted_rows)
     retrying = any(row.retry_alone for row in plan.rows)
     if not retrying and batch.can_verify_drafts and drafting.may_draft(plan):
         pass_seconds_with = engine.scheduler.chunking.with_drafts(plan)
         requested, predicts_text = drafting.plan_drafts(plan.rows, pass_seconds_with)
-        if requested or predicts_text or batch.drafted_rows:
-            make = partial(drafting.make_drafts, plan.rows, pass_seconds_with, requested)
-            return _commit_previous(engine, plan, make)
-    elif plan.rows and batch.drafted_rows:
-        return _commit_previous(engine, plan)
-    return plan, NO_DRAFTS, None
-
-
-def _commit_previous(
-    engine: Engine, plan: StepPlan, make_drafts: Callable[[], Drafts] = lambda: NO_DRAFTS
-) -> tuple[StepPlan, Drafts, float | None]:
-    results, read_at = attempt(engine.batch.catch_up), engine.clock()
+        make_drafts = partial(drafting.make_drafts, plan.rows, pass_seconds_with, requested)
+        needs_tokens = bool(needs_tokens or requested or predicts_text)
+    if not needs_tokens:
+        return plan, NO_DRAFTS, None
+    results, now = attempt(batch.catch_up), engine.clock()
     if isinstance(results, Fault):
         _retry_all(engine, results)
-        return engine.scheduler.remaining_plan(plan, readable=False), NO_DRAFTS, read_at
-    _commit_results(engine, results, read_at, before=True)
-    drafts = make_drafts()
-    return engine.scheduler.remaining_plan(plan), drafts, read_at
+        return engine.scheduler.remaining_plan(plan, readable=False), NO_DRAFTS, now
+    _commit_results(engine, results, now, launched=False)
+    drafts = NO_DRAFTS if make_drafts is None else make_drafts()
+    return engine.scheduler.remaining_plan(plan), drafts, now
 
 
 def launch_pass(
-    engine: Engine, plan: StepPlan, drafts: Drafts, read_at: float | None
+    engine: Engine, plan: StepPlan, drafts: Drafts, committed_at: float | None
 ) -> LaunchedPass | None:
-    """Launch the pass, and read the previous tokens while it runs. `read_at`: when they were read,
-    if before this; the device has been idle since."""
+    """Launch the pass, and read the previous tokens while it runs, unless they were committed
+    before. `committed_at`: when; the device has been idle since."""
     if not plan.rows:
         return None
     chunk = plan.chunk if plan.mixed else None
-    launched = attempt(partial(_launch, engine, plan, chunk, drafts, read_at))
+    launched = attempt(partial(_launch, engine, plan, chunk, drafts, committed_at))
     if isinstance(launched, Fault):  # caches could not be joined, or the previous pass has failed
         return LaunchedPass(Forward([], None, []), chunk, launched)
     return launched
 
 
 def _launch(
-    engine: Engine, plan: StepPlan, chunk: Chunk | None, drafts: Drafts, read_at: float | None
+    engine: Engine, plan: StepPlan, chunk: Chunk | None, drafts: Drafts, committed_at: float | None
 ) -> LaunchedPass:
     chunking, began = engine.scheduler.chunking, engine.clock()
     count = sum(map(len, drafts.values()))
@@ -97,13 +91,14 @@ def _launch(
     # runs all rows of the batch, which are `plan.rows`
     forward = engine.batch.forward(engine.batch.mixed.begin_pass(chunk), drafts)
     pass_load = chunking.load(plan.rows, chunk)
-    engine.timer.launch(expected, began if read_at is None else engine.clock(), pass_load)
-    if drafts and read_at is not None:
-        engine.drafting.record_idle(drafts, engine.clock() - read_at)
+    engine.timer.launch(expected, began if committed_at is None else engine.clock(), pass_load)
+    if drafts and committed_at is not None:
+        engine.drafting.record_idle(drafts, engine.clock() - committed_at)
     for row in [row for rows, _ in forward.failed for row in rows]:
         row.corrupted = True
-    if read_at is not None:
+    if committed_at is not None:
         return LaunchedPass(forward, chunk)
+    # `read` waits for the tokens of the pass before
     return LaunchedPass(forward, chunk, engine.batch.read(), engine.clock())
 
 
@@ -115,14 +110,14 @@ def commit(engine: Engine, launched: LaunchedPass) -> None:
         _retry_all(engine, previous)
         return
     if launched.read_at is not None:
-        _commit_results(engine, previous, launched.read_at)
+        _commit_results(engine, previous, launched.read_at, launched=True)
     for rows, cause in forward.failed:
         unfinished = [row for row in rows if row.finish is None]
         # a row that is retried shares its pass with no chunk
         is_single = len(rows) == 1 and (chunk is None or rows[0].retry_alone)
         if is_single and unfinished:
             engine.fail_by_fault(unfinished[0].request, "its decode step", cause)
-        elif unfinished or chunk is not None:
+        elif unfinished or chunk is not None:  # the prompt of the chunk starts again
             retry(engine, unfinished, cause)
     recovers = [row for row in forward.rows if row.retry_alone]  # before `_draw_next` resets it
     if forward.logits is not None:
@@ -133,19 +128,19 @@ def commit(engine: Engine, launched: LaunchedPass) -> None:
 
 
 def _commit_results(
-    engine: Engine, results: Sequence[PassResult], now: float, *, before: bool = False
+    engine: Engine, results: Sequence[PassResult], now: float, *, launched: bool
 ) -> None:
-    """`before`: the next pass is not launched yet. Then rows with drafts come last, one by one: the
-    caches of the others have just their tokens, but theirs are cut to the accepted drafts."""
+    """`launched`: the next pass runs already. Then no row has drafts. Else rows with drafts come
+    last, one by one: their caches are cut to the accepted drafts."""
     if engine.prefix_cache is not None:
         engine.prefix_cache.record_read()
     drafts = sum(result.drafts for result in results)
-    times = engine.timer.end_rows(now, newer=not before, usual=not drafts)
+    times = engine.timer.end_rows(now, newer=launched, usual=not drafts)
     engine.drafting.record_pass(drafts, times)
-    together = [result for result in results if not (before and result.drafts)]
+    together = [result for result in results if not result.drafts]
     take_tokens(engine, [read for result in together for read in result.reads], now)
     for result in results:
-        if before and result.drafts:
+        if result.drafts:
             _take_drafts(engine, result, now)
 
 

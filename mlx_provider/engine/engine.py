@@ -95,8 +95,8 @@ class Engine:
         self.scheduler.charge_step(plan)
         if (launched := decode.launch_pass(self, plan, drafts, read_at)) is not None:
             yield launched
-        waits = plan.prepared is not None or (plan.chunk is not None and not plan.mixed)
-        if waits and self.deliver is not None and not self.output.empty:
+        host_waits = plan.prepared is not None or (plan.chunk is not None and not plan.mixed)
+        if host_waits and self.deliver is not None and not self.output.empty:
             self.deliver(self.output.take())
         if (prefilled := prefill.run(self, plan)) is not None:
             yield prefilled

@@ -1,5 +1,4 @@
-"""What a prompt computes beside its tokens: a cache of the features of its media, and the vectors
-of texts to embed."""
+"""What prompts compute besides tokens: vectors of texts to embed, and features of media, cached."""
 
 from base64 import b64encode
 from collections import OrderedDict
@@ -15,22 +14,23 @@ from ..errors import RequestFailed
 from ..protocol.events import Embedded
 from ..records import Features, HiddenStatesModel, LoadedModel, Pooling, PrefillChunk, Prompt
 
+Vector = NDArray[np.float32]
+
 
 @dataclass(eq=False)
 class Inputs:
     """Texts to embed: one after the other, each in its own cache, without the prefix cache."""
 
-    tokens: Sequence[Sequence[int]]
+    tokens: Sequence[Sequence[int]]  # of each text, of which there is at least one
     pooling: Pooling
-    dimensions: int
+    dimensions: int  # length of the vectors
     normalise: bool
-    at: int = 0
-    found: mx.array | None = None
-    """Pooled states of the current input so far, (hidden,) float32."""
+    at: int = 0  # index of the current text, the *input*
+    found: mx.array | None = None  # pooled states of the current input so far, (hidden,) float32
 
     def __post_init__(self) -> None:
         self.total = sum(map(len, self.tokens))
-        self.later_tokens = self.total - len(self.tokens[0])
+        self.later_tokens = self.total - len(self.tokens[0])  # of the texts after the current one
 
     @property
     def longest(self) -> Prompt:
@@ -38,22 +38,25 @@ class Inputs:
 
     @property
     def left(self) -> bool:
+        """Whether any text is not finished."""
         return self.at < len(self.tokens)
 
     def run(self, model: LoadedModel, chunk: PrefillChunk) -> None:
-        """Append a chunk of the input to its cache and pool its states. Requests no logits."""
+        """Append a chunk of the input to its cache and pool its hidden states. Raises
+        `RequestFailed` if the model does not give these."""
         size, ends = chunk.stop - chunk.start, chunk.stop == len(chunk.prompt.tokens)
-        wanted = {"mean": size, "cls": size if chunk.start == 0 else 0, "last": int(ends)}
-        last = wanted[self.pooling]
-        if not last:
+        needed = {"mean": size, "cls": size if chunk.start == 0 else 0, "last": int(ends)}
+        last_states = needed[self.pooling]
+        if not last_states:
             model.prefill(chunk)
             return
         if not isinstance(model, HiddenStatesModel):
             raise RequestFailed("the model shows no hidden states")
-        self._pool(model.prefill_hidden(chunk, last)[1].astype(mx.float32))
+        self._pool(model.prefill_hidden(chunk, last_states)[1].astype(mx.float32))
 
     def finish(self) -> Embedded:
-        """Moves to the next input. Raises `RequestFailed` if the vector is not finite."""
+        """Return the vector of the input, whose chunks have all run, and move to the next one.
+        Raises `RequestFailed` if the vector is not finite."""
         vector = np.array(self.found)
         if not np.isfinite(vector).all():
             raise RequestFailed(f"the model gives no finite vector for input {self.at}")
@@ -67,28 +70,25 @@ class Inputs:
         return result
 
     def _pool(self, states: mx.array) -> None:
-        if self.pooling == "cls":
-            self.found = states[0]
-        elif self.pooling == "last" or self.found is None:
-            self.found = states.sum(axis=0)
-        else:
-            self.found = self.found + states.sum(axis=0)
+        pooled = states[0] if self.pooling == "cls" else states.sum(axis=0)
+        if self.pooling == "mean" and self.found is not None:
+            pooled = self.found + pooled
+        self.found = pooled
 
 
-def shorten(
-    vector: NDArray[np.float32], dimensions: int, *, normalise: bool
-) -> NDArray[np.float32]:
+def shorten(vector: Vector, dimensions: int, *, normalise: bool) -> Vector:
+    """The first `dimensions` numbers; with `normalise`, scaled to length 1."""
     cut = vector[:dimensions].astype(np.float64)
     length = np.linalg.norm(cut)
     return (cut / length if normalise and length else cut).astype(np.float32)
 
 
 Key = tuple[str, str]
-"""Salt, because the time of an answer tells whether an image was seen, and content hash."""
+"""(salt, content hash). With the salt, because the time of an answer tells if an image was seen."""
 
 
 class FeatureCache:
-    """An LRU cache. Engine thread only; other threads may use `in`."""
+    """Keeps the features used last, in `budget` bytes. Engine thread only, except for `in`."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
@@ -106,7 +106,7 @@ class FeatureCache:
         return found[0]
 
     def put(self, key: Key, features: Features) -> None:
-        """Evaluates them. Features larger than the budget are not stored."""
+        """Store features, which are evaluated for that, unless they are larger than the budget."""
         size = features_bytes(features)
         if size > self._budget or key in self._kept:
             return
@@ -122,7 +122,7 @@ class FeatureCache:
 
 
 def features_bytes(features: Features) -> int:
-    """Evaluates the arrays."""
+    """Bytes of all their arrays, which this evaluates."""
     tree = vars(features) if hasattr(features, "__dict__") else features
     found = [a for _, a in tree_flatten(tree) if isinstance(a, mx.array)]
     mx.eval(found)

@@ -70,9 +70,9 @@ def begin(engine: Engine, job: PrefillJob) -> None:
 
 
 def _fill(engine: Engine, job: PrefillJob, capacity: int) -> Match | None:
-    """Give the prompt a row cache with a stored prefix, or start a restore, unless the look-up says
-    that it is one for sparse prefill. If less was found than that promised, as files may be
-    damaged, this is decided again. Returns the match if it is to be reported."""
+    """Give the prompt a row cache with a stored prefix, or start a restore. Returns the match if it
+    is to be reported. With sparse prefill, the prompt is first scored instead if its look-up finds
+    little; this is decided again if less was restored, as files may be damaged."""
     match, restored = None, job.restore is not None
     if engine.sparse_prefill is not None and not restored:
         engine.look_up(job)
@@ -87,15 +87,6 @@ def _fill(engine: Engine, job: PrefillJob, capacity: int) -> Match | None:
     return match
 
 
-def _choose_sparse(engine: Engine, job: PrefillJob, cached: int) -> None:
-    """Let the prompt be scored, without a stored prefix, if few of its tokens are `cached`."""
-    if engine.sparse_prefill is not None and job.uses_prefix_cache:
-        engine.sparse_prefill.begin(job, cached)
-        if job.scoring is not None:
-            engine.end_leases(job.rows)
-            job.leave_prefix()
-
-
 def run(engine: Engine, plan: StepPlan) -> ChunkResult | None:
     """Launch the chunk with its own pass, or do what comes before the chunks of a prompt."""
     job, chunk = plan.prepared, None if plan.mixed else plan.chunk
@@ -108,79 +99,6 @@ def run(engine: Engine, plan: StepPlan) -> ChunkResult | None:
         return None
     found = attempt(work)
     return ChunkResult(job, fault=found) if isinstance(found, Fault) else found
-
-
-def commit(engine: Engine, result: ChunkResult) -> None:
-    """Count the chunk. After the last one, let the prompt's rows decode, or take the vector of an
-    input. A failure ends only its request."""
-    job, chunk, request = result.job, result.chunk, result.job.request
-    if result.fault is not None:
-        engine.timer.forget()
-        job.drop_cache()  # corrupted, so it must not reach the prefix cache
-        engine.fail_by_fault(request, "its prefill", result.fault)
-    if chunk is None:
-        return
-    with engine.isolate(request, "its prefill"):
-        if job.wants_prompt_logprobs:
-            _post_prompt_logprobs(engine, chunk, result.scored)
-        job.computed_tokens = chunk.stop
-        engine.scheduler.charge_chunk(chunk)
-        engine.output.add_chunk(chunk)
-        if engine.prefix_cache is not None and job.uses_prefix_cache:
-            engine.prefix_cache.after_pass(job, chunk.start)
-        if chunk.stop < len(job.tokens):
-            return
-        if request.inputs is not None:
-            _end_input(engine, job, request.inputs)
-        elif request.background:
-            engine.abandon(request)
-        elif result.logits is not None:
-            _end_prefill(engine, job, result.logits)
-
-
-def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
-    """The same for a chunk that ran with the rows, but if it failed, its prompt starts again."""
-    job, logits = chunk.job, forward.chunk_logits
-    if not (forward.took_chunk and chunk.due):
-        return
-    job.hidden = [] if forward.chunk_hidden is None else [forward.chunk_hidden]
-    prefixes, wanted = engine.prefix_cache, [] if logits is None else [logits]
-    if prefixes is not None and prefixes.copies_after(job, chunk.start, chunk.stop):
-        wanted += arrays(job.row_cache())  # a fault must not pass as one of the prefix cache
-    failed = attempt(partial(mx.eval, wanted))
-    if isinstance(failed, Fault):
-        log.warning("request %s starts its prefill again: %s", job.request.id, failed.summary)
-        engine.batch.mixed.restart_prompts()
-    else:
-        commit(engine, ChunkResult(job, chunk, logits))
-
-
-def _prepare(engine: Engine, job: PrefillJob, plan: StepPlan) -> None:
-    seconds, began = plan.preparing_seconds, engine.clock()
-    if job.spans_to_embed:
-        _run_tower(engine, job, seconds)
-    elif job.scoring is not None and engine.sparse_prefill is not None:
-        engine.sparse_prefill.advance(job, seconds)
-        if job.scoring is None:
-            grow_by(job.row_cache(), engine.scheduler.ledger.capacity_for(job))
-            engine.output.recorder.count("tokens_skipped", job.request.skipped_tokens)
-    engine.scheduler.charge_preparation(plan, engine.clock() - began)
-    engine.timer.forget()  # this time is not that of a pass
-
-
-def _run_tower(engine: Engine, job: PrefillJob, seconds: float) -> None:
-    """Take cached features. Of the other media, run one through the tower, and more while another
-    of their average time ends within `seconds`."""
-    began, ran = engine.clock(), 0
-    for span in job.spans_to_embed:
-        key = (job.request.salt, span.content_hash)
-        features = engine.features.get(key)
-        if features is None:
-            if ran and (engine.clock() - began) * (1 + 1 / ran) > seconds:
-                return
-            features, ran = engine.model.embed(span), ran + 1
-            engine.features.put(key, features)
-        job.request.features[span.content_hash] = features
 
 
 def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> ChunkResult:
@@ -218,6 +136,130 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> ChunkResult:
             engine.timer.forget()
         engine.timer.end(engine.clock())
     return ChunkResult(job, chunk, logits if last else None, scored)
+
+
+def commit(engine: Engine, result: ChunkResult) -> None:
+    """Count the chunk. After the last one, let the prompt's rows decode, or take the vector of an
+    input. A failure ends only its request."""
+    job, chunk, request = result.job, result.chunk, result.job.request
+    if result.fault is not None:
+        engine.timer.forget()
+        job.drop_cache()  # corrupted, so it must not reach the prefix cache
+        engine.fail_by_fault(request, "its prefill", result.fault)
+    if chunk is None:
+        return
+    with engine.isolate(request, "its prefill"):
+        if job.wants_prompt_logprobs:
+            _post_prompt_logprobs(engine, chunk, result.scored)
+        job.computed_tokens = chunk.stop
+        engine.scheduler.charge_chunk(chunk)
+        engine.output.add_chunk(chunk)
+        if engine.prefix_cache is not None and job.uses_prefix_cache:
+            engine.prefix_cache.after_pass(job, chunk.start)
+        if chunk.stop < len(job.tokens):
+            return
+        if request.inputs is not None:
+            _end_input(engine, job, request.inputs)
+        elif request.background:
+            engine.abandon(request)
+        elif result.logits is not None:
+            _end_prefill(engine, job, result.logits)
+
+
+def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
+    if not engine.scheduler.running:
+        engine.timer.token_at = engine.clock()
+    job.request.features = {}
+    for span in job.request.prompt.spans:
+        if span.ready is not None:
+            span.ready.drop()
+    if engine.prefix_cache is not None:
+        engine.prefix_cache.keep_prefill(job)
+    if job.request.prefilled_tokens >= LONG_PREFILL_TOKENS:
+        mx.clear_cache()
+    cache, job.cache = job.row_cache(), None  # stored above: a row that fails stores it no more
+    grow_by(cache, engine.scheduler.ledger.growth_for(job))
+    engine.scheduler.end_prefill(job)
+    if engine.prefix_cache is not None:
+        needed = engine.scheduler.ledger.kv_needed(job.rows[0])  # no room for later turns
+        caches = engine.prefix_cache.fork(job.rows, cache, needed)
+    else:
+        caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
+    for row, row_cache in zip(job.rows, caches, strict=True):
+        if row.cached_length == len(job.tokens):  # else its reply is replayed first
+            _draw_first(engine, row, logits)
+            engine.drafting.begin(row, job)
+        if row.finish is None:
+            engine.scheduler.add_row(row)
+            engine.batch.join(row, row_cache, len(job.tokens))
+
+
+def _draw_first(engine: Engine, row: Row, logits: mx.array) -> None:
+    """Take the first token of a row, one step before the row joins."""
+    if row.finish is not None:  # another choice of its request has failed
+        return
+    with engine.isolate(row.request, "its sampling") as work:
+        drawn = draw(logits[None], [row], [decode.ask_grammar(row)])
+        (first,) = read_drawn(drawn, {row: Pending(drawn, 0, committed=False)})
+    if work.fault is None:
+        decode.take_tokens(engine, first.reads, engine.clock())
+
+
+def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
+    """Like `commit`, for a chunk that ran with the rows. If it failed, its prompt starts again."""
+    job, logits = chunk.job, forward.chunk_logits
+    if not (forward.took_chunk and chunk.due):
+        return
+    job.hidden = [] if forward.chunk_hidden is None else [forward.chunk_hidden]
+    prefixes, wanted = engine.prefix_cache, [] if logits is None else [logits]
+    if prefixes is not None and prefixes.copies_after(job, chunk.start, chunk.stop):
+        wanted += arrays(job.row_cache())  # a fault must not pass as one of the prefix cache
+    failed = attempt(partial(mx.eval, wanted))
+    if isinstance(failed, Fault):
+        log.warning("request %s starts its prefill again: %s", job.request.id, failed.summary)
+        engine.batch.mixed.restart_prompts()
+    else:
+        commit(engine, ChunkResult(job, chunk, logits))
+
+
+# -- sparse prefill, images, prompt log-probabilities and inputs
+
+
+def _choose_sparse(engine: Engine, job: PrefillJob, cached: int) -> None:
+    """Let the prompt be scored, without a stored prefix, if few of its tokens are `cached`."""
+    if engine.sparse_prefill is not None and job.uses_prefix_cache:
+        engine.sparse_prefill.begin(job, cached)
+        if job.scoring is not None:
+            engine.end_leases(job.rows)
+            job.leave_prefix()
+
+
+def _prepare(engine: Engine, job: PrefillJob, plan: StepPlan) -> None:
+    seconds, began = plan.preparing_seconds, engine.clock()
+    if job.spans_to_embed:
+        _run_tower(engine, job, seconds)
+    elif job.scoring is not None and engine.sparse_prefill is not None:
+        engine.sparse_prefill.advance(job, seconds)
+        if job.scoring is None:
+            grow_by(job.row_cache(), engine.scheduler.ledger.capacity_for(job))
+            engine.output.recorder.count("tokens_skipped", job.request.skipped_tokens)
+    engine.scheduler.charge_preparation(plan, engine.clock() - began)
+    engine.timer.forget()  # this time is not that of a pass
+
+
+def _run_tower(engine: Engine, job: PrefillJob, seconds: float) -> None:
+    """Take cached features. Of the other media, run one through the tower, and more while another
+    of their average time ends within `seconds`."""
+    began, ran = engine.clock(), 0
+    for span in job.spans_to_embed:
+        key = (job.request.salt, span.content_hash)
+        features = engine.features.get(key)
+        if features is None:
+            if ran and (engine.clock() - began) * (1 + 1 / ran) > seconds:
+                return
+            features, ran = engine.model.embed(span), ran + 1
+            engine.features.put(key, features)
+        job.request.features[span.content_hash] = features
 
 
 def _score(engine: Engine, chunk: PrefillChunk, request: Request) -> tuple[mx.array, Drawn | None]:
@@ -260,42 +302,3 @@ def _end_input(engine: Engine, job: PrefillJob, inputs: Inputs) -> None:
     engine.output.end(request, "stop")
     if request.prefilled_tokens >= LONG_PREFILL_TOKENS:
         mx.clear_cache()
-
-
-def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
-    if not engine.scheduler.running:
-        engine.timer.token_at = engine.clock()
-    job.request.features = {}
-    for span in job.request.prompt.spans:
-        if span.ready is not None:
-            span.ready.drop()
-    if engine.prefix_cache is not None:
-        engine.prefix_cache.keep_prefill(job)
-    if job.request.prefilled_tokens >= LONG_PREFILL_TOKENS:
-        mx.clear_cache()
-    cache, job.cache = job.row_cache(), None  # it was stored, and is not if a row below fails
-    grow_by(cache, engine.scheduler.ledger.growth_for(job))
-    engine.scheduler.end_prefill(job)
-    if engine.prefix_cache is not None:
-        needed = engine.scheduler.ledger.kv_needed(job.rows[0])  # no room for later turns
-        caches = engine.prefix_cache.fork(job.rows, cache, needed)
-    else:
-        caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
-    for row, row_cache in zip(job.rows, caches, strict=True):
-        if row.cached_length == len(job.tokens):  # else its reply is replayed first
-            _draw_first(engine, row, logits)
-            engine.drafting.begin(row, job)
-        if row.finish is None:
-            engine.scheduler.add_row(row)
-            engine.batch.join(row, row_cache, len(job.tokens))
-
-
-def _draw_first(engine: Engine, row: Row, logits: mx.array) -> None:
-    """Take the first token of a row, one step before the row joins."""
-    if row.finish is not None:  # another choice of its request has failed
-        return
-    with engine.isolate(row.request, "its sampling") as work:
-        drawn = draw(logits[None], [row], [decode.ask_grammar(row)])
-        (first,) = read_drawn(drawn, {row: Pending(drawn, 0, committed=False)})
-    if work.fault is None:
-        decode.take_tokens(engine, first.reads, engine.clock())

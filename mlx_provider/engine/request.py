@@ -32,132 +32,6 @@ class Phase(enum.Enum):
     DONE = "done"
 
 
-class RowOutput(Protocol):
-    """Turns the tokens of one choice into deltas (host work, per token)."""
-
-    stopped: str
-    """The stop string that has matched; empty: none."""
-
-    @property
-    def reasoning_tokens(self) -> int: ...
-
-    def push(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
-        """Returns the deltas that can be shown now."""
-
-    def finish(self, reason: FinishReason) -> tuple[list[Delta], FinishReason]:
-        """Return the text that was held back, and the final finish reason."""
-
-
-class RowConstraint(Protocol):
-    """Grammar of one choice."""
-
-    def mask(self) -> NDArray[np.uint32] | None:
-        """Allowed tokens as bits, (ceil(vocab / 32),). `None`: every token is allowed."""
-
-    def advance(self, token: int) -> None: ...
-
-    @property
-    def finished(self) -> bool:
-        """Whether only the end may follow."""
-
-    def forced_tokens(self) -> Sequence[int]:
-        """Next tokens of which each is the only one that `mask` allows there, as far as known."""
-
-    def fork(self) -> RowConstraint | None:
-        """An independent copy in the same state. `None`: the constraint cannot be copied."""
-
-
-class TextPredictor(Protocol):
-    """Predicts the text of one choice. It restricts nothing."""
-
-    def likely(self) -> Sequence[int]:
-        """Tokens that probably follow; empty: nothing is known."""
-
-    def advance(self, token: int) -> None: ...
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """The request's own values, else those of the model, else neutral ones."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    """0: no limit."""
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int = 0
-    """From the client, or drawn once at admission."""
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-    @property
-    def truncated(self) -> bool:
-        return not self.greedy and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
-
-    @cached_property
-    def penalised(self) -> bool:
-        added = self.presence_penalty or self.frequency_penalty
-        return bool(added) or self.repetition_penalty != 1
-
-    @cached_property
-    def plain(self) -> bool:
-        """Whether the row is greedy and nothing changes its logits. Called for every row in every
-        step."""
-        return self.greedy and not self.penalised and not self.logit_bias
-
-
-@dataclass(eq=False)
-class Row:
-    """One choice of a request, decoded as one row of the batch."""
-
-    request: Request
-    index: int
-    output: RowOutput
-    constraint: RowConstraint | None = None
-    predictor: TextPredictor | None = None
-    tokens: list[int] = field(default_factory=list)
-    """Committed tokens: drawn and read back. `output` gets all but stop tokens."""
-    finish: FinishReason | None = None
-    error: MLXProviderError | None = None
-    """A fault of its grammar. Its request ends with the row's next token."""
-    corrupted: bool = False
-    """A pass of it has failed, so nothing of its cache is stored."""
-    retry_alone: bool = False
-    """Its last pass or draw has failed, so its next one has no other row."""
-
-    lease: Lease | None = None
-    """What it uses of the prefix cache: a claim until its prefill begins, then its buffers."""
-    merged_length: int = 0
-    """Tokens of the longest row in its shared cache after the next pass. 0: it has its own."""
-    gave_way: bool = False
-    """Whether it has freed its memory for other rows."""
-    history: Any = None
-    """Token counts of the sampler, if the row has penalties."""
-    masks: list[Any] = field(default_factory=list)
-    """Grammar masks before and after each of its drafts, while it has any."""
-
-    @property
-    def length(self) -> int:
-        return len(self.request.prompt.tokens) + len(self.tokens)
-
-    @property
-    def cached_length(self) -> int:
-        """Committed tokens that its cache must hold."""
-        selected = self.request.selected  # read for every row in every step
-        prompt = self.request.prompt.tokens if selected is None else selected
-        return len(prompt) + len(self.tokens)
-
-    @property
-    def all_tokens(self) -> list[int]:
-        return [*self.request.prompt.tokens, *self.tokens]
-
-
 @dataclass(eq=False)
 class Request:
     """A prompt with its parameters, its rows and its progress."""
@@ -170,20 +44,16 @@ class Request:
     rows: list[Row] = field(default_factory=list)
     min_tokens: int = 0
     stop_tokens: frozenset[int] = frozenset()
-    logprobs: int | None = None
-    """How many alternatives to report per token; `None`: no logprobs."""
-    salt: str = ""
+    logprobs: int | None = None  # how many alternatives to report per token; `None`: no logprobs
+    salt: str = ""  # only requests with the same one share stored prefixes
     tenant: str = ""
     """Whose request it is. The device is shared between tenants."""
-    share: float = 1.0
-    """Share of the device of its tenant, relative to others."""
+    share: float = 1.0  # share of the device of its tenant, relative to others
     session: str | None = None
-    retain: bool = False
-    """Whether the client has announced that its session comes back."""
+    retain: bool = False  # whether the client has announced that its session comes back
     drafts: bool = True
-    may_skip: bool = True
-    echoed: bool = False
-    """Whether prompt tokens get log-probabilities, too (with `logprobs`)."""
+    may_skip: bool = True  # whether its prompt may be prefilled sparsely
+    echoed: bool = False  # whether prompt tokens get log-probabilities, too (with `logprobs`)
     prompt_logprobs_sent: int = 0
     inputs: Inputs | None = None
     """Texts to embed, in place of a reply. The prompt is then the longest of them."""
@@ -191,22 +61,17 @@ class Request:
     """Monotonic time after which the request ends in `RequestTimedOut`."""
 
     phase: Phase = Phase.WAITING
-    cached_tokens: int = 0
-    """Prompt tokens that came from the prefix cache."""
-    stored_tokens: int = 0
-    """Further prompt tokens that the prefix cache has stored since."""
-    prefilled_tokens: int = 0
-    """Tokens that its chunks have run, again after a preemption."""
+    cached_tokens: int = 0  # prompt tokens that came from the prefix cache
+    stored_tokens: int = 0  # further prompt tokens that the prefix cache has stored since
+    prefilled_tokens: int = 0  # tokens that its chunks have run, again after a preemption
     selected: Sequence[int] | None = None
     """Ascending positions of the prompt tokens that are computed. `None`: all."""
-    prefilling: str = ""
-    """Why its long prompt was, or was not, prefilled sparsely."""
+    prefilling: str = ""  # why its long prompt was, or was not, prefilled sparsely
     drafted: int = 0
     accepted: int = 0
     looked_up: bool = False
     """Whether its use of the prefix cache was counted: once, also if its prefill starts again."""
-    explanation: str = ""
-    """Why the prefix cache did not hold more of the prompt."""
+    explanation: str = ""  # why the prefix cache did not hold more of the prompt
     features: dict[str, Any] = field(default_factory=dict)
     """Of the prompt's media, by content hash, while they are needed."""
 
@@ -252,10 +117,52 @@ class Request:
 
 
 @dataclass(eq=False)
+class Row:
+    """One choice of a request, decoded as one row of the batch."""
+
+    request: Request
+    index: int
+    output: RowOutput
+    constraint: RowConstraint | None = None
+    predictor: TextPredictor | None = None
+    tokens: list[int] = field(default_factory=list)
+    """Committed tokens: drawn and read back. `output` gets all but stop tokens."""
+    finish: FinishReason | None = None
+    error: MLXProviderError | None = None
+    """A fault of its grammar. Its request ends with the row's next token."""
+    corrupted: bool = False  # a pass of it has failed, so nothing of its cache is stored
+    retry_alone: bool = False  # its last pass or draw has failed, so its next one has no other row
+
+    lease: Lease | None = None
+    """What it uses of the prefix cache: a claim until its prefill begins, then its buffers."""
+    merged_length: int = 0
+    """Tokens of the longest row in its shared cache after the next pass. 0: it has its own."""
+    gave_way: bool = False  # whether it has freed its memory for other rows
+    history: Any = None  # token counts of the sampler, if the row has penalties
+    masks: list[Any] = field(default_factory=list)
+    """Grammar masks before and after each of its drafts, while it has any."""
+
+    @property
+    def length(self) -> int:
+        return len(self.request.prompt.tokens) + len(self.tokens)
+
+    @property
+    def cached_length(self) -> int:
+        """Committed tokens that its cache must hold."""
+        selected = self.request.selected  # read for every row in every step
+        prompt = self.request.prompt.tokens if selected is None else selected
+        return len(prompt) + len(self.tokens)
+
+    @property
+    def all_tokens(self) -> list[int]:
+        return [*self.request.prompt.tokens, *self.tokens]
+
+
+@dataclass(eq=False)
 class PrefillJob:
     """Tokens to prefill before `rows` can decode. A new request has one job for all its rows, or
     for all its inputs in turn. A row that is preempted, or whose pass fails, has its own job, with
-    its committed tokens."""
+    its committed tokens (without them if passes are fixed: then they are replayed)."""
 
     request: Request
     rows: list[Row]
@@ -263,31 +170,24 @@ class PrefillJob:
     admitted: bool = False
     waited_seconds: float = 0.0
     """Seconds that it waited until its admission, and since then while other prompts ran."""
-    computed_tokens: int = 0
-    """Tokens that `cache` holds, those from the prefix cache included."""
+    computed_tokens: int = 0  # tokens that `cache` holds, those from the prefix cache included
     cache: list[Any] | None = None
-    cuts: Sequence[int] = ()
-    """Ascending token counts at which a chunk must end."""
-    snapshots_at: Sequence[int] = ()
-    """Ascending token counts at which a state is worth keeping."""
+    cuts: Sequence[int] = ()  # ascending token counts at which a chunk must end
+    snapshots_at: Sequence[int] = ()  # ascending token counts at which a state is worth keeping
     snapshots: dict[int, Any] = field(default_factory=dict)
     hidden: list[Any] = field(default_factory=list)
     """Hidden states (n, hidden) after its last tokens so far, if a drafter needs them."""
     ids: Ids | None = None
     """Token ids for the prefix cache. `None`: it was not asked."""
-    match: Match | None = None
-    """The last look-up, until its prefill begins."""
+    match: Match | None = None  # the last look-up, until its prefill begins
     restore: Restore | None = None
     """`None`: it needs no files from disk, or has not begun. When it has ended, it has a cache,
     unless no file could be read."""
-    estimated_cached: int = 0
-    """Tokens that the last look-up found, in memory or on disk."""
+    estimated_cached: int = 0  # tokens that the last look-up found, in memory or on disk
     positions: Sequence[int] | None = None
     """Positions of the tokens, if some tokens of the prompt were left out."""
-    scoring: Scoring | None = None
-    """Nothing is prefilled before it ends."""
-    pieces: int = 0
-    """Scored pieces so far."""
+    scoring: Scoring | None = None  # nothing is prefilled before it ends
+    pieces: int = 0  # scored pieces so far
 
     @property
     def restoring(self) -> bool:
@@ -363,6 +263,8 @@ class PrefillJob:
     def leave_prefix(self) -> None:
         """Use no stored prefix, so that the selection of tokens does not depend on it."""
         self.drop_cache()
+        if self.restore is not None:
+            self.restore.cache = None
         self.computed_tokens, self.estimated_cached, self.match = 0, 0, None
         if not any(row.tokens for row in self.rows):  # else this is not the first prefill
             self.request.cached_tokens = 0
@@ -378,3 +280,80 @@ class PrefillJob:
         if self.cache is None:
             raise RuntimeError("the prefill has not begun")
         return self.cache
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """The request's own values, else those of the model, else neutral ones."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: no limit
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0  # from the client, or drawn once at admission
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def truncated(self) -> bool:
+        return not self.greedy and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+
+    @cached_property
+    def penalised(self) -> bool:
+        added = self.presence_penalty or self.frequency_penalty
+        return bool(added) or self.repetition_penalty != 1
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether the row is greedy and nothing changes its logits. Called for every row in every
+        step."""
+        return self.greedy and not self.penalised and not self.logit_bias
+
+
+class RowOutput(Protocol):
+    """Turns the tokens of one choice into deltas (host work, per token)."""
+
+    stopped: str  # the stop string that has matched; empty: none
+
+    @property
+    def reasoning_tokens(self) -> int: ...
+
+    def push(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
+        """Returns the deltas that can be shown now."""
+
+    def finish(self, reason: FinishReason) -> tuple[list[Delta], FinishReason]:
+        """Return the text that was held back, and the final finish reason."""
+
+
+class RowConstraint(Protocol):
+    """Grammar of one choice."""
+
+    def mask(self) -> NDArray[np.uint32] | None:
+        """Allowed tokens as bits, (ceil(vocab / 32),). `None`: every token is allowed."""
+
+    def advance(self, token: int) -> None: ...
+
+    @property
+    def finished(self) -> bool:
+        """Whether only the end may follow."""
+
+    def forced_tokens(self) -> Sequence[int]:
+        """Next tokens of which each is the only one that `mask` allows there, as far as known."""
+
+    def fork(self) -> RowConstraint | None:
+        """An independent copy in the same state. `None`: the constraint cannot be copied."""
+
+
+class TextPredictor(Protocol):
+    """Predicts the text of one choice. It restricts nothing."""
+
+    def likely(self) -> Sequence[int]:
+        """Tokens that probably follow; empty: nothing is known."""
+
+    def advance(self, token: int) -> None: ...

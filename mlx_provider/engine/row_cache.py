@@ -46,7 +46,7 @@ class Kind(enum.Enum):
 
 
 def kind(layer: Any) -> Kind:
-    """Raises `Unstorable` if the layer's state is not accessible."""
+    """The kind of a layer's cache. Raises `Unstorable` if its state is not accessible."""
     if not hasattr(layer, "__dict__"):
         raise Unstorable(f"{type(layer).__name__} has no attributes to keep")
     if isinstance(layer, SharedRow):
@@ -58,7 +58,7 @@ def kind(layer: Any) -> Kind:
 
 
 def strictest(cache: list[Any]) -> Kind:
-    """APPEND for a row that cannot be stored."""
+    """STATE, else WINDOW, if any layer is of that kind. APPEND also if the row cannot be stored."""
     try:
         kinds = {kind(layer) for layer in layers_of(cache)}
     except Unstorable:
@@ -72,12 +72,12 @@ def append_layers(cache: Sequence[Any]) -> dict[int, Any]:
 
 
 def kv_arrays(layer: Any) -> list[Any]:
-    """Keys and values in token order, of at least `offset` tokens."""
+    """Keys, then values of an APPEND layer, in token order, of at least `offset` tokens."""
     return arrays_of(layer) if isinstance(layer, SharedRow) else own_arrays(layer)
 
 
 def own_arrays(layer: Any) -> list[Any]:
-    """Keys and values without those of a common prefix."""
+    """Like `kv_arrays`, but without those of a shared prefix. Empty: the layer has no tokens."""
     if layer.keys is None:
         return []
     both = (layer.keys, layer.values)
@@ -85,6 +85,7 @@ def own_arrays(layer: Any) -> list[Any]:
 
 
 def set_arrays(layer: Any, arrays: Sequence[Any]) -> None:
+    """The reverse of `own_arrays`. No arrays: nothing changes."""
     half = len(arrays) // 2
     if half:
         keys, values = tuple(arrays[:half]), tuple(arrays[half:])
@@ -92,12 +93,14 @@ def set_arrays(layer: Any, arrays: Sequence[Any]) -> None:
 
 
 def extend(array: Any, tokens: int) -> Any:
+    """A copy with zeros for so many tokens at its end."""
     shape = (*array.shape[:-2], tokens, array.shape[-1])
     return mx.concatenate([array, mx.zeros(shape, array.dtype)], axis=-2)
 
 
 def window_attributes(layer: Any, at: int | None) -> dict[str, Any]:
-    """Cut to what the next token sees after `at` tokens, oldest first."""
+    """The attributes of a WINDOW layer, cut to what the token after the first `at` tokens sees,
+    oldest first. `None`: after all. Raises `ValueError` if the layer has lost some of that."""
     own = dict(vars(layer))
     if layer.keys is None:
         return own
@@ -111,9 +114,9 @@ def window_attributes(layer: Any, at: int | None) -> dict[str, Any]:
 
 
 def _without_newest(own: Mapping[str, Any], behind: int) -> dict[str, Any]:
-    """A window without its newest `behind` tokens, which are not all that its last pass appended:
-    `RotatingKVCache._update_concat` (mlx-lm 0.32.2) keeps everything that the first one sees.
-    Raises `ValueError` if some of that is missing."""
+    """What changes if the newest `behind` tokens of a window go. They must be fewer than its last
+    pass has appended: `RotatingKVCache._update_concat` (mlx-lm 0.32.2) keeps everything that the
+    first token of a pass sees. Raises `ValueError` if some of that is missing."""
     offset = own["offset"] - behind
     if own.keys() == CHUNKED:
         return {"offset": offset}
@@ -144,13 +147,13 @@ def grow_by(cache: Sequence[Any], tokens: int) -> None:
     allocation. Upstream allocates whole steps of `step` tokens (mlx_lm/models/cache.py 0.32.2,
     `KVCache.update_and_fetch`) and writes in place while the capacity lasts."""
     for layer in layers_of(cache):
-        open_layer = hasattr(layer, "step") and hasattr(layer, "__dict__")
-        if open_layer and (isinstance(layer, SparseKVCache) or kind(layer) is Kind.APPEND):
+        can_grow = hasattr(layer, "step") and hasattr(layer, "__dict__")
+        if can_grow and (isinstance(layer, SparseKVCache) or kind(layer) is Kind.APPEND):
             layer.step = whole_steps(tokens)
 
 
 def profile(cache: Sequence[Any]) -> MemoryProfile:
-    """Measure a row cache that holds at least one token."""
+    """Measure the bytes of a row cache, which must hold at least one token."""
     state, each, windows = 0, 0, []
     for layer in layers_of(cache):
         size = sum(a.nbytes for a in arrays([layer]))

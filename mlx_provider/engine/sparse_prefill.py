@@ -1,9 +1,9 @@
 """Sparse prefill: computes only the important tokens of a long prompt, each at its own position.
 
-After SpecPrefill (arXiv 2502.02789): a small model estimates the attention that tokens get from
-later ones; chunks with little are left out. The model does not see them, so only the operator can
-enable it. In a pass, each token is a row at its own position; attention and recurrent layers treat
-the tokens as one row. A trial shows whether a model supports that."""
+After SpecPrefill (arXiv 2502.02789): a small model, the scorer, estimates the attention that tokens
+get from later ones. Chunks of 32 tokens with little attention are left out. The model does not see
+them, so only the operator can enable this. In a pass, each token is a row at its own position.
+Attention and recurrent layers treat them as one row. A trial shows if a model supports that."""
 
 import logging
 import time
@@ -22,21 +22,16 @@ from ..upstream.cache_classes import sparse
 from .execution.grouped_kv import MixedChunk, with_wide_rows
 from .request import PrefillJob
 
-CHUNK = 32
-"""Tokens kept or left out together: a single token means little without its neighbours."""
-SMOOTHING = 13
-"""Width of the moving average over the scores, in tokens."""
-FIRST = 32
-"""First tokens of the prompt that are always kept, because they get much of the attention."""
-LAST = 128
-"""Last tokens that are always kept: the question, and the start of the reply."""
-log = logging.getLogger(__name__)
+CHUNK = 32  # tokens kept or left out together: a single token means little without its neighbours
+SMOOTHING = 13  # width of the moving average over the scores, in tokens
+FIRST = 32  # first tokens that are always kept, because they get much of the attention
+LAST = 128  # last tokens that are always kept: the question, and the start of the reply
 CACHED = 0.1
-"""Above this cached share, the rest is prefilled completely, so that the next turn finds all of it.
-Below, the cached prefix is not used."""
-LEAST_PIECE_TOKENS = 16
-OTHERS = 64
-"""Allowed scoring pieces beyond those of the prompt. More mean that the scorer does not end."""
+"""If a larger share of a prompt is cached, the rest is prefilled completely, so that the next turn
+finds all of it. Else the cached prefix is not used."""
+LEAST_PIECE_TOKENS, OTHERS = 16, 64
+"""A scorer may take one piece per so many tokens, and so many others. With more, it has failed."""
+log = logging.getLogger(__name__)
 
 
 class Nonsense(ValueError):
@@ -44,7 +39,7 @@ class Nonsense(ValueError):
 
 
 def kept_places(scores: Any, tokens: int, share: float) -> list[int]:
-    """Ascending places of the tokens to keep: about `share` of them, including both ends. `scores`:
+    """Ascending indices of the tokens to keep, about `share` of all, including both ends. `scores`:
     (tokens,). Raises `Nonsense`."""
     means = chunk_scores(scores, tokens)
     starts = np.arange(0, tokens, CHUNK)
@@ -72,7 +67,7 @@ def chunk_scores(scores: Any, tokens: int) -> NDArray[np.float64]:
 
 
 def run_alone(model: LoadedModel, chunk: MixedChunk) -> mx.array:
-    """Append a chunk to its row's cache. Returns logits (vocab,) after its last token."""
+    """Append a chunk to its row's cache in its own pass. Returns logits (vocab,) after it."""
     tokens, places = (mx.array(list(ids), mx.int32) for ids in (chunk.tokens, chunk.positions))
     last = mx.array([len(chunk.tokens) - 1])
     return model.decode(tokens, with_wide_rows(None, [], [], [chunk.wide]), places, last)[0]
@@ -80,15 +75,17 @@ def run_alone(model: LoadedModel, chunk: MixedChunk) -> mx.array:
 
 @dataclass(eq=False)
 class SparsePrefill:
+    """Decides which tokens of each prompt are prefilled."""
+
     scorer: ScoresPrompts
-    share: float
-    """Of the tokens to keep, of prompts with at least `least` tokens."""
-    least: int
+    share: float  # share of the tokens to keep
+    least: int  # tokens of the shortest prompt that is scored
     clock: Callable[[], float] = time.perf_counter
     _breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
 
     def begin(self, job: PrefillJob, cached: int) -> None:
-        """`cached`: tokens that need no prefill. Never raises."""
+        """Begin to score a prompt if it is long enough. `cached`: its tokens in the prefix cache.
+        If the prompt must be computed whole, its request says why. Never raises."""
         # a prompt that was prefilled completely before must give the same result
         again = any(row.tokens for row in job.rows)
         if again or not job.request.may_skip or len(job.tokens) < self.least:
@@ -100,32 +97,32 @@ class SparsePrefill:
         self._try(job, partial(self._start, job, cached))
 
     def _start(self, job: PrefillJob, cached: int) -> None:
-        if why := self._whole(job, cached):
+        if why := self._why_whole(job, cached):
             self._prefill_whole(job, why)
         else:
             job.scoring = self.scorer.scoring(list(job.tokens))
 
     def advance(self, job: PrefillJob, seconds: float) -> None:
-        """Score pieces while they fit, at least one. After the last, the job has its tokens.
-        `seconds`: limit for all pieces and for earlier work on the device. Never raises."""
+        """Score at least one piece, and more within the time. After the last one, the job has only
+        the tokens to keep. `seconds`: for these pieces and earlier device work. Never raises."""
         self._try(job, partial(self._score, job, seconds))
 
     def _score(self, job: PrefillJob, seconds: float) -> None:
         now = self.clock()
         end, most = now + seconds, OTHERS + len(job.tokens) // LEAST_PIECE_TOKENS
         while job.scoring is not None:
-            scores = job.scoring.advance()  # the first piece also waits for the rows' pass
+            scores = job.scoring.advance()
             began, now = now, self.clock()
             job.pieces += 1
             if scores is not None:
                 self._thin_out(job, scores)
             elif job.pieces > most:
                 raise Nonsense(f"no scores after {job.pieces} pieces")
-            elif now + (now - began) > end:
+            elif now + (now - began) > end:  # a further piece takes as long as this one
                 break
 
-    def _whole(self, job: PrefillJob, cached: int) -> str:
-        """Why all of a long prompt must be computed. Empty: it need not be."""
+    def _why_whole(self, job: PrefillJob, cached: int) -> str:
+        """Why all of a long prompt must be computed. Empty: the scorer may leave tokens out."""
         prompt, tokens = job.request.prompt, len(job.tokens)
         if prompt.spans or prompt.positions is not None or prompt.rope_delta:
             return "it has media"
@@ -148,7 +145,7 @@ class SparsePrefill:
         job.thin_out(selected)
 
     def _try(self, job: PrefillJob, work: Callable[[], None]) -> None:
-        """After a fault, all of the prompt is prefilled."""
+        """Do `work`. After a fault, all of the prompt is prefilled."""
         if (fault := attempt(work)) is not None:
             log.warning("request %s: its prompt is not scored (%s)", job.request.id, fault.summary)
             job.scoring = None

@@ -1,5 +1,5 @@
-"""Output of a step for readers and for the operator: events, logprobs, counts, recent steps, one
-log line per request."""
+"""What steps report: events for the reader of each request; for the operator counts, recent steps
+and one log line per request."""
 
 import logging
 from collections import deque
@@ -17,21 +17,22 @@ from .request import Request
 from .scheduling.step import Chunk, StepPlan
 
 log = logging.getLogger(__name__)
-MAX_NAMES = 50_000
+MAX_NAMES, STEPS = 50_000, 512
+"""Token texts that are kept for the next logprobs, and steps that are kept for the stats."""
 Post = tuple[Request, list[Event]]
 """Events of one step for one request. Its reader waits at `Request.events`."""
-STEPS = 512
 
 
 class Recorder:
-    """Counts and times of requests. Every method is cheap and safe from any thread. It keeps
-    nothing; see `serving.metrics.EngineMetrics`, which has the names."""
+    """Takes counts and values of metrics, and drops them: `serving.metrics.EngineMetrics` keeps
+    them, and has the names. Every method is cheap and safe from any thread."""
 
     def count(self, name: str, n: int = 1, label: str = "") -> None: ...
     def observe(self, name: str, value: float, label: str = "") -> None: ...
 
 
 def timings_of(request: Request, now: float) -> Timings:
+    """Durations in seconds. `now` stands for the time of what has not happened yet."""
     started = now if request.started is None else request.started
     first = now if request.first_token is None else request.first_token
     last = first if request.last_token is None else request.last_token
@@ -47,6 +48,7 @@ def timings_of(request: Request, now: float) -> Timings:
 
 
 def log_line(request: Request, reason: str, now: float) -> str:
+    """What the log says of a request that ends for `reason`."""
     times = timings_of(request, now)
     new = request.prompt_tokens - request.cached_tokens - request.skipped_tokens
     ran = request.prefilled_tokens
@@ -64,15 +66,17 @@ def log_line(request: Request, reason: str, now: float) -> str:
 
 
 class Step(NamedTuple):
-    """One step that ran something. Times are monotonic seconds."""
+    """One step that ran something."""
 
-    ended: float
+    ended: float  # in monotonic seconds
     seconds: float
-    tokens: int
-    chunk: int
+    tokens: int  # tokens of replies that it committed
+    chunk: int  # tokens of the prompt chunk. 0: none
 
 
 class StepOutput:
+    """Collects the events of a step, and records what happens. `clock`: monotonic seconds."""
+
     def __init__(
         self, recorder: Recorder, clock: Callable[[], float], tokenizer: Tokenizer
     ) -> None:
@@ -81,14 +85,11 @@ class StepOutput:
         # alternatives repeat from step to step
         self._bytes_of = lru_cache(MAX_NAMES)(partial(token_bytes, tokenizer))
         self._events: dict[Request, list[Event]] = {}
-        self.decoded = 0
-        """Tokens committed since the last `add_step`."""
+        self.decoded = 0  # tokens committed since the last `add_step`
         # other threads read copies: no thread can interrupt `deque.copy`
         self.steps = deque[Step](maxlen=STEPS)
-        self.drafted = 0
-        self.accepted = 0
-        self.background_tokens = 0
-        """Prompt tokens that were computed before their request came."""
+        self.drafted = self.accepted = 0
+        self.background_tokens = 0  # prompt tokens that were computed before their request came
 
     def post(self, request: Request, events: Sequence[Event]) -> None:
         self._events.setdefault(request, []).extend(events)
@@ -98,15 +99,18 @@ class StepOutput:
         return not self._events
 
     def take(self) -> list[Post]:
+        """All events that were posted since the last call."""
         events, self._events = self._events, {}
         return list(events.items())
 
     def start(self, request: Request) -> None:
+        """A request was admitted: for the first time, or again."""
         if request.started is None and not request.background:
             request.started = self.clock()
             self.recorder.count("requests_started")
 
     def describe(self, token: int, logprob: Logprob) -> TokenLogprob:
+        """The log-probabilities of a token and its alternatives, with their texts."""
         top = [self._describe(other, value, []) for other, value in logprob.top]
         return self._describe(token, logprob.drawn, top)
 
@@ -160,6 +164,7 @@ class StepOutput:
             self.recorder.observe("chunk_tokens", chunk)
 
     def end(self, request: Request, reason: str) -> None:
+        """Post and log that a request ends, without an error."""
         now = self.clock()
         usage = Usage(
             prompt_tokens=request.prompt_tokens,
@@ -176,6 +181,7 @@ class StepOutput:
         log.info(log_line(request, reason, now))
 
     def fail(self, request: Request, error: MLXProviderError) -> None:
+        """Post and log that a request ends with an error."""
         self.post(request, [Failed.of(error)])
         self.recorder.count("requests_failed", label=error.code)
         log.warning("request %s failed: %s", request.id, error.message)

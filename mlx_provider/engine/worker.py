@@ -1,7 +1,5 @@
-"""The engine thread, the only thread that uses mx arrays.
-
-Other threads give it calls. Between calls it steps every engine that has work. If it dies, the
-engine process ends."""
+"""The engine thread, the only one that uses mx arrays. It runs calls of other threads, and between
+these it steps every engine that has work. If it dies, the engine process ends."""
 
 import logging
 import queue
@@ -24,16 +22,16 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 DIED = "the engine thread has died: another engine process takes the place of this one"
-MOST_IDLE_CALLS = 8
-"""Calls that wait for idle engines. The oldest one is left out."""
-CLEAR_EVERY = 512
-"""Steps after which MLX's free buffers go back to the system."""
+MOST_IDLE_CALLS = 8  # calls that wait for idle engines. A further one replaces the oldest
+CLEAR_EVERY = 512  # steps after which MLX's free buffers go back to the system
 
 
 class EngineWorker:
     def __init__(
         self, deliver: Callable[[list[Post]], None], died: Callable[[MLXProviderError], None]
     ) -> None:
+        """On the engine thread, `deliver` gets the events of each step, and `died` the error with
+        which the thread ends, unless `close` ends it."""
         self._deliver = deliver
         self._died = died
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
@@ -47,7 +45,7 @@ class EngineWorker:
     # -- from any thread
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run `function` on the engine thread, between steps."""
+        """Run `function` between steps of the engine thread. Raises `EngineDied` once that ends."""
         future: Future[T] = Future()
         with self._lock:
             if self._closed is not None:
@@ -59,6 +57,7 @@ class EngineWorker:
 
     @property
     def alive(self) -> bool:
+        """Whether `call` is possible."""
         return self._closed is None
 
     def close(self) -> None:
@@ -84,7 +83,7 @@ class EngineWorker:
         self._engines.remove(engine)
 
     def when_idle(self, function: Callable[[], object]) -> None:
-        """Run `function` once no engine has work, unless too many others wait for that."""
+        """Run `function` once no engine has work. It is dropped if many later calls wait, too."""
         self._idle_calls.append(function)
 
     def end_background(self) -> None:
@@ -92,6 +91,7 @@ class EngineWorker:
             engine.end_background()
 
     def steps(self, engine: Engine) -> bool:
+        """Whether this engine was added, and not removed."""
         return engine in self._engines
 
     def _run(self) -> None:
@@ -134,8 +134,8 @@ class EngineWorker:
             at += 1
 
     def _drain(self, rest: float) -> bool:
-        """Run waiting calls. Waits up to `rest` seconds for one. False: stop. No background prefill
-        goes on once a call has brought a request to any engine."""
+        """Wait up to `rest` seconds for a call, then run all calls that wait. Returns whether to go
+        on. Ends background prefills once a call has brought a request to any engine."""
         while True:
             try:
                 item = self._calls.get(rest > 0, None if rest == inf else rest)

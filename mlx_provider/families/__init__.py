@@ -7,12 +7,12 @@ modules have the parts that families share:
 | module | what for |
 |---|---|
 | `text` | `load_text`: a whole model of mlx-lm, with changes or a class of the family's own |
-| `checkpoint` | what the JSON files of a folder say; has mlx-lm, or mlx-vlm, a class for them? |
+| `checkpoint` | what the JSON files of a folder say; whether mlx-lm or mlx-vlm has the class |
 | `tokenizer` | `load_tokenizer`: tokens and the chat template; what a client sends stays text |
 | `info` | `describe`: the `ModelInfo` of a model; `embedding_of`: how texts become vectors |
-| `caches` | a row's cache and its classes; `route`: chunks of a hybrid beside rows that decode |
-| `logits` | the output matrix for the tokens that are wanted; `failure`: a trial at load |
-| `layers` | `route_attention`: rows of any length in one call; `patch`; weights in another dtype |
+| `caches` | a row's cache and its classes; `route`: recurrent layers beside a prompt chunk |
+| `logits` | the output matrix only for wanted tokens; `failure`: the problem that a trial finds |
+| `layers` | `route_attention`: rows of any length in one call; `patch`; `expand`: another dtype |
 | `vision.loading` | `load_model`, `replace_attribute`; mlx-vlm's models by their public calls |
 | `vision.model` | the base `VisionModel`; `vision_info`, `MediaFormat`, `head` |
 | `vision.patches` | the sizes of images, and M-RoPE positions |
@@ -20,8 +20,8 @@ modules have the parts that families share:
 A text model mostly needs `load_text` alone, a vision model `load_model`, `MediaFormat` and a class
 derived from `VisionModel`. Methods that get or return arrays run on the engine's one thread;
 `prepare` runs on any. Nothing of a request may stay on the model object, and positions come from
-the caller. Import these modules within `load`, for they import MLX; and mlx-lm and mlx-vlm after
-`text` or `caches`, which keep the limit of open files that mlx-lm lowers for good.
+the caller. Import these modules within `load`, for they import MLX. Import mlx-lm and mlx-vlm after
+`text` or `caches`: mlx-lm lowers the limit of open files for good, and these two prevent that.
 
 Names that begin with an underscore, and modules that are not in this table, may change at any time.
 """

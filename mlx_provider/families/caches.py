@@ -1,5 +1,5 @@
-"""Caches of a row: one entry per layer, in mlx-lm's classes, by which the engine joins, cuts and
-stores rows. `PackedRows` are those of several rows that one call of a model extends."""
+"""A row cache has one entry per layer. The classes are mlx-lm's, because the engine knows how to
+join, cut and store them. `PackedRows` lets one call of a model extend several rows."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
@@ -23,18 +23,18 @@ __all__ += ["row_cache", "text_cache"]
 
 
 def text_cache(model: Any) -> list[Any]:
-    """Of a model of mlx-lm."""
+    """An empty row cache for a model of mlx-lm."""
     return list(make_prompt_cache(model))
 
 
 def row_cache(language_model: Any) -> list[Any]:
-    """Of a language model of mlx-vlm, whose own classes are replaced by mlx-lm's."""
+    """An empty row cache for a language model of mlx-vlm, with mlx-lm's classes."""
     if not hasattr(language_model, "make_cache"):
         return [KVCache() for _ in language_model.layers]
-    return [_lm_class(entry) for entry in language_model.make_cache()]
+    return [_as_mlx_lm(entry) for entry in language_model.make_cache()]
 
 
-def _lm_class(entry: Any) -> Any:
+def _as_mlx_lm(entry: Any) -> Any:
     kind = type(entry).__name__
     if kind == "KVCache":
         return KVCache()
@@ -44,19 +44,18 @@ def _lm_class(entry: Any) -> Any:
 
 
 def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> None:
-    """Let recurrent layers share a pass with chunks of a prompt. `run` calls the model on one token
-    with `cache`, a fresh row cache, which finds them: modules with a state in mlx-lm's
-    `ArraysCache`. They then run part by part if decoding rows share a pass with several tokens of
-    one row. Their call must take hidden states (B, length, hidden) first and the cache under any
-    name, and return only hidden states. Call it once after loading; without it, or if `run` fails,
-    long prompts run in passes of their own."""
+    """Let recurrent layers share a pass with chunks of a prompt: they then run once for the rows
+    that decode, and once for the chunk. Call it once after loading; without it, or if `run` fails,
+    long prompts run in passes of their own. `run` calls the model on one token with `cache`, a
+    fresh row cache, to find modules with a state in mlx-lm's `ArraysCache`. These must take hidden
+    states (B, length, hidden) first, the cache under any name, and return only hidden states."""
     attempt(lambda: recurrent.route(run, cache))
 
 
 class PackedRows:
-    """One layer's caches of several rows, to which a call adds `counts` tokens each. The model gets
-    the tokens as rows of one token, and computes them together, except in attention, which
-    `families.layers` must have patched."""
+    """One layer's caches of several rows, to which a call adds `counts` tokens each. To the model,
+    each token is a row of one token. Only attention, which `families.layers` must have patched,
+    computes row by row."""
 
     def __init__(self, caches: Sequence[Any], counts: Sequence[int], offset: mx.array) -> None:
         """`offset`: positions of all tokens, (tokens,) int32."""
@@ -68,9 +67,8 @@ class PackedRows:
 
     def make_mask(self, N: int, *args: Any, **kwargs: Any) -> list[Any]:
         """One mask per row. `N`: tokens per row for the model, always 1."""
-        counts = [run.rows.stop - run.rows.start for run in self._runs]
-        pairs = zip(self._runs, counts, strict=True)
-        return [run.cache.make_mask(count, *args, **kwargs) for run, count in pairs]
+        counted = [(run.cache, run.rows.stop - run.rows.start) for run in self._runs]
+        return [cache.make_mask(count, *args, **kwargs) for cache, count in counted]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
         """Append (tokens, heads, 1, D): to each row its tokens, as (1, heads, tokens, D)."""

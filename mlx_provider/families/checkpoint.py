@@ -14,13 +14,13 @@ from ..records import LoadOptions, SamplingDefaults
 from ..safe_open import read_bounded
 
 T = TypeVar("T")
-LARGEST_FILE = 2**25
+LARGEST_FILE = 2**25  # bytes
 DEFAULT_CONTEXT = 131072
 """For a config without a context length."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Empty if there is no such file. Raises `BadRequest`."""
+    """The object in a JSON file. Empty: there is no file. Raises `BadRequest` for other content."""
     content: Any = _read(path, from_json, {})
     if not isinstance(content, dict):
         raise BadRequest(f"{path} does not hold a JSON object", param="model")
@@ -58,6 +58,7 @@ def context_length(text: Mapping[str, Any], options: LoadOptions) -> int:
 
 
 def named_context(text: Mapping[str, Any]) -> int | None:
+    """The context length in tokens that a config gives. `None`: none, or no positive number."""
     for key in ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length", "n_ctx"):
         named = text.get(key)
         if isinstance(named, int) and named > 0 and named is not True:
@@ -66,7 +67,7 @@ def named_context(text: Mapping[str, Any]) -> int | None:
 
 
 def named_template(folder: Path) -> str:
-    """Empty if there is none. Raises `BadRequest`."""
+    """The chat template in a folder's files, empty if none. Raises `BadRequest`."""
     template = _read(folder / "chat_template.jinja", bytes.decode, None)
     if template is not None:
         return template
@@ -78,9 +79,8 @@ def named_template(folder: Path) -> str:
 
 
 def sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
-    """generation_config.json as defaults. `do_sample: false` means greedy. The temperature is 1, as
-    in transformers, if only other values are named. Values outside the limits of a request are left
-    out."""
+    """generation_config.json as defaults. `do_sample: false` means greedy. If only other values are
+    given, the temperature is 1, as in transformers. Values beyond a request's limits are `None`."""
     top_k = _within(generation.get("top_k"), -1, 10**6)
     named = SamplingDefaults(
         temperature=_within(generation.get("temperature"), 0, 100),
@@ -104,8 +104,8 @@ def _within(value: object, least: float, most: float) -> float | None:
 
 
 def fingerprint(folder: Path, options: LoadOptions) -> str:
-    """Changes with names, sizes and times of the files, and with `extra`, `dtype` and `adapter` of
-    the options. Raises `BadRequest` for a link that leads nowhere."""
+    """A hash that changes with names, sizes and times of the files, and with `extra`, `dtype` and
+    `adapter` of the options. Raises `BadRequest` for a link that leads to no file."""
     digest = hashlib.sha256(repr((options.extra, options.dtype)).encode())
     for root in (folder, options.adapter):
         if root is None:
@@ -120,14 +120,14 @@ def fingerprint(folder: Path, options: LoadOptions) -> str:
 
 
 def known_to_mlx_lm(config: Mapping[str, Any]) -> bool:
-    """Raises `NotInstalled`."""
+    """Whether mlx-lm has the classes for this `config.json`. Raises `NotInstalled`."""
     from ..upstream import mlx_lm
 
     return mlx_lm.supports(config)
 
 
 def known_to_mlx_vlm(config: Mapping[str, Any]) -> bool:
-    """Whether mlx-vlm has a folder for this `config.json`. It may still fail to load."""
+    """Whether mlx-vlm has a folder for this `config.json`. The model may still fail to load."""
     kind = str(config.get("model_type", "")).lower().replace("-", "_")
     if not kind.isidentifier() or kind.startswith("_"):
         return False

@@ -24,17 +24,20 @@ from .checkpoint import (
 from .tokenizer import HFTokenizer
 from .tokenizer.template_probe import dialect
 
+Config = Mapping[str, Any]
 MODES: Mapping[str, Pooling] = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}
+"""From the pooling modes of sentence-transformers to ours."""
 FLAG = "pooling_mode_"
 SUPPORTED_MODULES = ("Transformer", "Pooling", "Normalize")
 """The model itself is the first."""
 WIDTHS = ("hidden_size", "n_embd", "d_model", "hidden_dim")
+"""Names in a config for the length of a hidden state."""
 BOTH_SIDES = "its tokens attend to both sides, which the model that serves it does not"
 NO_STATES = "the states below its output matrix were not found"
 
 
 def embedding_of(folder: Path, config: Mapping[str, Any]) -> Embedding:
-    """Broken files are a reason not to embed. `config`: that of the text model."""
+    """How texts become vectors. Broken files are a `refusal`. `config`: that of the text model."""
     try:
         return _read(folder, config)
     except BadRequest as error:
@@ -100,8 +103,8 @@ def describe(
     variant: str = "",
     **more: Any,
 ) -> ModelInfo:
-    """`more` replaces or adds fields of the result. `stop_tokens`: those that the files do not
-    list; `variant`: changes of the model's KV that its files do not show."""
+    """`more` replaces or adds fields. `stop_tokens`: those that the files do not list. `variant`: a
+    text that names changes of the KV besides the files. Raises `BadRequest`, `UnsupportedModel`."""
     generation = read_json(folder / "generation_config.json")
     text = text_fields(config)
     model_type = str(config.get("model_type"))
@@ -123,11 +126,9 @@ def describe(
 
 
 def stop_ids(
-    config: Mapping[str, Any],
-    text: Mapping[str, Any],
-    generation: Mapping[str, Any],
-    tokenizer: HFTokenizer,
+    config: Config, text: Config, generation: Config, tokenizer: HFTokenizer
 ) -> frozenset[int]:
+    """The ids of end tokens that the configs and the tokenizer give."""
     named = [fields.get("eos_token_id") for fields in (config, text, generation)]
     named.append(getattr(tokenizer.backend, "eos_token_id", None))
     return frozenset[int]().union(*map(_ids, named))
@@ -140,11 +141,12 @@ def _ids(named: Any) -> set[int]:
 
 
 def weights_bytes(model: Any) -> int:
+    """Bytes of all weights. A matrix that two layers share counts once."""
     once = {id(value): value for _, value in tree_flatten(model.parameters())}
     return sum(int(value.nbytes) for value in once.values())
 
 
 def precision(model: Any) -> Literal["float32", "low"]:
-    """`float32` only when every weight is."""
+    """`float32` if every floating weight is, and none is quantised."""
     dtypes = {p.dtype for _, p in tree_flatten(model.parameters())}
     return "float32" if dtypes <= {mx.float32, mx.int32, mx.int64, mx.bool_} else "low"

@@ -1,9 +1,9 @@
 """Changes to layers of upstream's models, for families: attention over several caches, patches of
 functions, weights in another dtype.
 
-Without `route_attention`, once after loading, the rows of a model decode merged, or one by one. A
-model's own layers must call a `scaled_dot_product_attention` that their module imports from
-`mlx_lm.models.base`."""
+Call `route_attention(model)` once after loading: without it, rows decode merged or one by one. It
+replaces the `scaled_dot_product_attention` in the modules of the model's layers. Layers of a
+family's own must import that function from `mlx_lm.models.base`, and call it."""
 
 import sys
 from typing import Any
@@ -19,19 +19,17 @@ from ..upstream.patching import patch
 __all__ = ["expand", "patch", "route_attention", "watch_attention"]
 
 QUANTISED = "QuantizedLinear QuantizedEmbedding QuantizedSwitchLinear QuantizedMultiLinear".split()
-"""Of mlx, mlx-lm 0.32.2 and mlx-vlm 0.7.10. The plain form of each has no prefix."""
+"""Classes of mlx, mlx-lm 0.32.2, mlx-vlm 0.7.10. The plain class has no `Quantized` in its name."""
 PARTS = {"weight", "scales", "biases", "bias"}
-"""Layers with other arrays, such as a `global_scale`, stay quantised."""
+"""Arrays of a layer. One that has others, such as a `global_scale`, stays quantised."""
 
 
 def expand(model: Any, dtype: str) -> None:
     """Dequantise quantised layers and cast floating weights to `dtype`, because MLX's CPU kernels
     for 16-bit and quantised weights are many times slower than those for float32 (mlx 0.32.4;
-    prefill of 3,800 tokens in bf16: 17 times). Evaluates nothing.
-
-    Weights that a model keeps in a wider dtype (mlx-lm's `cast_predicate`) are not narrowed.
-    mlx-lm's `dequantize_model` skips mlx-vlm's layers, drops a `global_scale`, and rounds to the
-    dtype of the scales."""
+    prefill of 3,800 tokens in bf16: 17 times). Changes `model`; evaluates nothing. Weights that a
+    model keeps in a wider dtype (mlx-lm's `cast_predicate`) are not narrowed. `dequantize_model` of
+    mlx-lm skips mlx-vlm's layers, drops a `global_scale`, and rounds to the dtype of the scales."""
     target = getattr(mx, dtype)
     plain = [
         (name, _dequantise(layer, plain_class, target))
@@ -39,12 +37,13 @@ def expand(model: Any, dtype: str) -> None:
         if (plain_class := _plain_class(layer))
     ]
     model.update_modules(tree_unflatten(plain))
-    keeps = getattr(model, "cast_predicate", None)
+    may_cast = getattr(model, "cast_predicate", None)
     cast: dict[int, tuple[mx.array, mx.array]] = {}  # a tied matrix stays one array
 
     def cast_weight(name: str, value: mx.array) -> mx.array:
         narrows = value.dtype.size > target.size
-        if not mx.issubdtype(value.dtype, mx.floating) or (narrows and keeps and not keeps(name)):
+        stays_wide = narrows and may_cast and not may_cast(name)
+        if stays_wide or not mx.issubdtype(value.dtype, mx.floating):
             return value
         return cast.setdefault(id(value), (value, value.astype(target)))[1]
 
@@ -52,13 +51,14 @@ def expand(model: Any, dtype: str) -> None:
 
 
 def _plain_class(layer: nn.Module) -> type[nn.Module] | None:
+    """`None`: the layer is not quantised, or has other arrays."""
     layer_class = type(layer)
     name, module = layer_class.__name__, layer_class.__module__
     if name not in QUANTISED or "scales" not in layer or layer.keys() - PARTS:
         return None
     namespace = nn if module.startswith(nn.__name__) else sys.modules[module]
-    found: type[nn.Module] | None = getattr(namespace, name.removeprefix("Quantized"), None)
-    return found
+    plain: type[nn.Module] | None = getattr(namespace, name.removeprefix("Quantized"), None)
+    return plain
 
 
 def _dequantise(layer: Any, plain_class: type[nn.Module], target: mx.Dtype) -> nn.Module:
@@ -75,7 +75,7 @@ def _dequantise(layer: Any, plain_class: type[nn.Module], target: mx.Dtype) -> n
 
 
 def _widen(factors: mx.array | None, target: mx.Dtype) -> mx.array | None:
-    """Scales or biases, so that the product is not rounded to a dtype narrower than `target`."""
+    """Floating scales or biases in `target`, or in their own wider dtype."""
     if factors is None or not mx.issubdtype(factors.dtype, mx.floating):
         return factors
     return factors if factors.dtype.size > target.size else factors.astype(target)

@@ -14,22 +14,14 @@ import mlx.nn as nn
 from ..isolation import Fault, attempt
 from ..records import HiddenStatesModel, PrefillChunk
 
-
-def failure(trial: Callable[[], str]) -> str:
-    """The problem that `trial` finds, or the error that stopped it, in one line. Empty: none. A
-    model's code may raise anything."""
-    found = attempt(trial)
-    return found.summary if isinstance(found, Fault) else found
-
-
 NAMES = ("language_model", "model", "backbone", "transformer")
-"""Upstream's names of the part below the output matrix, from the outside in."""
+"""Attributes of upstream's models that hold the part below the output matrix, or contain it."""
 CLOSE = 0.05
 """Largest logit difference from another order of summation, relative to the largest logit."""
 
-Path = tuple[str, ...]
+Path = tuple[str, ...]  # names of attributes, from the model inwards
 Keep = Callable[[mx.array], mx.array]
-"""Hidden states (B, length, hidden) to those whose logits are wanted, in three dimensions."""
+"""From hidden states (B, length, hidden) to those whose logits are wanted, in three dimensions."""
 
 
 def last_token(hidden: mx.array) -> mx.array:
@@ -37,12 +29,12 @@ def last_token(hidden: mx.array) -> mx.array:
 
 
 def rows_at(logits_at: mx.array | None) -> Keep:
-    """Rows of a call with one token per row. `None`: all."""
+    """A `Keep` for the rows `logits_at` of a call with one token per row. `None`: all rows."""
     return lambda hidden: hidden if logits_at is None else hidden[logits_at]
 
 
 class StateStore:
-    """A `Keep` that also stores hidden states: of `states_at`, or of the same positions."""
+    """A `Keep` that also stores the hidden states that `states_at` selects (default: `keep`)."""
 
     def __init__(self, keep: Keep, states_at: Keep | None = None) -> None:
         self._keep = keep
@@ -55,7 +47,7 @@ class StateStore:
 
 
 class FromHidden:
-    """The device methods of a `LoadedModel` by those of `HiddenStatesModel`."""
+    """`prefill` and `decode` of a `LoadedModel`, for a class with `HiddenStatesModel`'s methods."""
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
         return cast("HiddenStatesModel", self).prefill_hidden(chunk, 1)[0]
@@ -70,10 +62,17 @@ class FromHidden:
         return cast("HiddenStatesModel", self).decode_hidden(tokens, cache, positions, logits_at)[0]
 
 
+def failure(trial: Callable[[], str]) -> str:
+    """The problem that `trial` returns, or the error that it raises, in one line. Empty: none. A
+    model's code may raise anything."""
+    found = attempt(trial)
+    return found.summary if isinstance(found, Fault) else found
+
+
 def find_backbone(model: Any, call: Callable[[Any], mx.array]) -> Path | None:
     """Find the attributes that lead to the part of `model` below its output matrix, by trial.
-    `call`: maps a model to logits (1, some tokens, vocab) of fixed tokens. `None`: no part has
-    states that give the same logits; `narrow_output` then narrows the output of the whole model."""
+    `call` gives a model fixed tokens and returns logits (1, tokens, vocab). `None`: no part has
+    states that give the same logits. `narrow_output` then cuts the logits of the whole model."""
     whole = last_token(call(model))
 
     def problem(path: Path) -> str:
@@ -89,8 +88,8 @@ def _close(found: mx.array, whole: mx.array) -> bool:
 
 
 def narrow_output(model: Any, path: Path | None, keep: Keep) -> Callable[..., mx.array]:
-    """A callable like `model` that returns only logits of the kept positions: a copy that shares
-    all parts of the model."""
+    """A callable like `model` that returns only the logits that `keep` selects: a copy that shares
+    all parts of the model. `path`: result of `find_backbone`."""
     if path is None:
         return lambda *args, **kwargs: keep(model(*args, **kwargs))
     if not path:

@@ -21,13 +21,15 @@ from .tokenizer import HFTokenizer
 
 @dataclass(frozen=True)
 class TextModel(outputs.FromHidden):
-    """A `LoadedModel` with the positions of plain text. `FromHidden` adds `prefill`, `decode`."""
+    """A `LoadedModel`, `HiddenStatesModel` and `PromptLogitsModel`, which `records` describes, for
+    the positions of plain text. `FromHidden` adds `prefill` and `decode`."""
 
     model: Any
     tokenizer: HFTokenizer
     info: ModelInfo
     kv_layouts: Sequence[str]
     backbone: outputs.Path | None = None
+    """See `logits.find_backbone`."""
 
     def prepare(
         self,
@@ -82,7 +84,7 @@ class TextModel(outputs.FromHidden):
 
 
 def _tokens(chunk: PrefillChunk) -> mx.array:
-    """(1, length)"""
+    """Ids (1, length)."""
     return mx.array(list(chunk.prompt.tokens[chunk.start : chunk.stop]))[None]
 
 
@@ -96,9 +98,9 @@ def load_text(
 ) -> TextModel:
     """Load weights and tokenizer. All batch layouts are offered; the engine's probe chooses.
 
-    `classes`: classes of the model and its arguments by config, if not mlx-lm's own. `change`: the
-    family's changes to the model; `variant`: their effect on its KV. Raises `UnsupportedModel` and
-    `BadRequest`."""
+    `classes`: a function from a config to the classes of the model and of its arguments. `None`:
+    mlx-lm's own. `change` changes the loaded model. `variant`: a text for the fingerprint that
+    differs if `change` alters the model's KV. Raises `UnsupportedModel` and `BadRequest`."""
     loaded = mlx_lm.load(
         path, adapter=options.adapter, trust_remote_code=options.trust_remote_code, classes=classes
     )
@@ -107,19 +109,14 @@ def load_text(
     if change is not None:
         change(loaded.model)
     tokenizer = HFTokenizer(loaded.tokenizer, loaded.renderer)
-    one, some = mx.array([[1]]), mx.array([[1, 2, 3]])
+    one, some = mx.array([[1]]), mx.array([[1, 2, 3]])  # any token ids
     route_attention(loaded.model)
     caches.route(lambda cache: loaded.model(one, cache=cache), text_cache(loaded.model))
     patch_ssm_step_size()
     mx.eval(loaded.model.parameters())
+    stops = loaded.stop_tokens
     info = describe(
-        path,
-        loaded.config,
-        loaded.model,
-        tokenizer,
-        options,
-        stop_tokens=loaded.stop_tokens,
-        variant=variant,
+        path, loaded.config, loaded.model, tokenizer, options, stop_tokens=stops, variant=variant
     )
     bounded = tokenizer.within(info.context_length)
     backbone = outputs.find_backbone(

@@ -14,18 +14,14 @@ from ..safe_open import create_own
 from .proxy import make_key
 
 CONFIG, ENV = "config.yaml", ".env"
-TIMEOUT = 3600
-"""Seconds. A prompt of 100,000 tokens may take half of that on a small machine."""
+TIMEOUT = 3600  # seconds; a prompt of 100,000 tokens may take half of that on a small machine
 CLAIMED = (
-    "supports_function_calling",
-    "supports_parallel_function_calling",
-    "supports_tool_choice",
-    "supports_response_schema",
-    "supports_prompt_caching",
-)
+    "supports_function_calling", "supports_parallel_function_calling", "supports_tool_choice",
+    "supports_response_schema", "supports_prompt_caching",
+)  # fmt: skip
 """Features of every model: the engine enforces the formats of calls and schemas."""
 FREE = {"input_cost_per_token": 0, "output_cost_per_token": 0}
-AGENTS = ("claude-*", "gpt-*")
+AGENTS = ("claude-*", "gpt-*")  # further names of the model: those that agents ask for
 ANYTHING = ("*",)
 START = "set -a; . ./.env; set +a; litellm --config config.yaml --host 127.0.0.1"
 
@@ -33,16 +29,16 @@ START = "set -a; . ./.env; set +a; litellm --config config.yaml --host 127.0.0.1
 @dataclass(frozen=True)
 class Served:
     name: str
-    model: str
-    """After `mlx/`: a Hub id, the absolute path of a folder, `demo`."""
-    context: int
-    output: int
+    model: str  # after `mlx/`: a Hub id, the absolute path of a folder, `demo`
+    context: int  # tokens
+    output: int  # most tokens of a reply
     images: bool = False
     thinks: bool = False
-    own_context: int | None = None
+    own_context: int | None = None  # tokens of the checkpoint's own context, if it says so
 
     @property
     def options(self) -> dict[str, Any]:
+        """Fields of `ModelOptions` for the engine."""
         return {} if self.own_context == self.context else {"context_length": self.context}
 
     def entries(self, names: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -68,11 +64,10 @@ class Served:
 
 
 def served_config(served: Served, names: tuple[str, ...], forwards: str = "") -> dict[str, Any]:
-    """`forwards`: another provider's models, in an entry of their own.
-
-    A client of theirs sends the proxy's key as `x-litellm-api-key`. LiteLLM passes on the token of
-    the client's login (1.106.2, `clean_headers`), else takes the provider's key from the
-    environment."""
+    """The config of a proxy with `served` under its own name and `names`. `forwards`: another
+    provider's models, in an entry of their own. A client of theirs sends the proxy's key as
+    `x-litellm-api-key`. LiteLLM passes on the token of the client's login (1.106.2,
+    `clean_headers`), else it takes the provider's key from the environment."""
     config = {
         "model_list": served.entries(names),
         **_settings({"sse_keepalive_ping_interval_seconds": 10}),
@@ -85,6 +80,7 @@ def served_config(served: Served, names: tuple[str, ...], forwards: str = "") ->
 
 
 def proxy_config(name: str, model: str, **litellm_params: Any) -> dict[str, Any]:
+    """The config of a proxy with a model whose sizes are not known, for demos and checks."""
     info = {"mode": "chat", **FREE, "supports_function_calling": True}
     params = {"model": f"mlx/{model}", **litellm_params}
     entry = {"model_name": name, "litellm_params": params, "model_info": info}
@@ -101,6 +97,7 @@ def _settings(litellm: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_config(config: Mapping[str, Any], folder: Path) -> Path:
+    """Write `config.yaml`, which only this user can read, and return its path."""
     path = folder / CONFIG
     with os.fdopen(create_own(path), "w") as file:
         file.write(json.dumps(config, indent=2) + "\n")  # is valid YAML
@@ -126,7 +123,8 @@ TIMEOUT_WORKER_HEALTHCHECK=60
 
 
 def write_pair(folder: Path, served: Served, *, force: bool) -> list[Path]:
-    """`.env` only for this user. Raises `BadRequest` for a file that exists."""
+    """Write `.env`, which only this user can read, and `config.yaml`. Returns their paths. Raises
+    `BadRequest` if one exists (not with `force`) or cannot be written."""
     contents = {folder / ENV: env_text(), folder / CONFIG: config_text(served)}
     there = [str(path) for path in contents if path.exists() or path.is_symlink()]
     if there and not force:

@@ -26,14 +26,10 @@ from ..protocol.requests import GenerateRequest, ModelOptions
 from .config import Served, write_config
 from .proxy import Proxy, require_proxy, start_proxy
 
-END_LIMIT = 30.0
-PATIENCE = 5.0
-REPEAT_SECONDS = 30.0
-"""After which an unchanged progress is reported again."""
-LEAST_TOKENS = 1000
-"""Of a prompt that is shown. Agents ask for a title with fewer."""
-Tell = Callable[[str, str], None]
-"""(phase, message) for the user."""
+END_LIMIT, PATIENCE = 30.0, 5.0  # seconds
+REPEAT_SECONDS = 30.0  # after which an unchanged progress is reported again
+LEAST_TOKENS = 1000  # of a prompt that is shown; agents ask for a title with fewer
+Tell = Callable[[str, str], None]  # (phase, message) for the user
 ReadStats = Callable[[], Stats]
 Block = AbstractContextManager[None]
 
@@ -48,13 +44,13 @@ def warm_up(engine: HttpClient, model: str, context: int | None = None) -> None:
 
 
 def run_request(engine: HttpClient, request: GenerateRequest) -> None:
-    """Waits for the end of its reply. Raises its error."""
+    """Wait for the end of its reply, which is discarded. Raises its error."""
     with closing(engine.submit(request)) as generation:
         deque(generation, maxlen=0)
 
 
 def end_engine(engine: HttpClient) -> None:
-    """Of this machine, also one that does not listen yet."""
+    """End this user's engine on this machine, also one that does not listen yet, and wait."""
     engine.close()
     lock, deadline = Path(str(engine.address.socket)).with_name(LOCK), time.monotonic() + END_LIMIT
     while is_held(lock) and time.monotonic() < deadline:
@@ -69,7 +65,7 @@ def end_engine(engine: HttpClient) -> None:
 
 
 def end_when(environ: Mapping[str, str], reason: str, when: When) -> str:
-    """End this user's engine. Returns what happens. Raises `EngineUnavailable` if it goes on."""
+    """End this user's engine. Returns a text about it. Raises `EngineUnavailable` if it stays."""
     here = runtime(environ)
     try:
         with closing(local_client(environ)) as engine:
@@ -187,9 +183,8 @@ def separate_gateway(
 
 @contextmanager
 def loading(served: Served, engine: HttpClient, tell: Tell) -> Iterator[None]:
-    """Load the model beside the block, after which it is ready. Raises the errors of the load. The
-    thread is a daemon: a pool's thread would delay the end of an interrupted process until the
-    model is loaded."""
+    """Load the model beside the block; at its end, wait until it is ready. Raises the errors of the
+    load. The thread is a daemon: a pool's would delay the end of an interrupted process."""
     begun, loaded = time.monotonic(), Future[None]()
     load = partial(warm_up, engine, served.model, served.options.get("context_length"))
     threading.Thread(target=resolve, args=(loaded, load), name="warm-up", daemon=True).start()

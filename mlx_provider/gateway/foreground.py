@@ -1,5 +1,5 @@
-"""Runs a program in the terminal's foreground and forwards signals to it. Before that, signals end
-this process after its clean-ups."""
+"""Runs a program in the terminal's foreground, and handles signals: before the program starts, they
+end this process after its clean-ups; then they go to the program."""
 
 import os
 import signal
@@ -10,13 +10,11 @@ from pathlib import Path
 from types import FrameType
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT)
-"""Sent by a terminal to its whole foreground group, so also to the program."""
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT)  # a terminal sends them to the program, too
 
 
 class Ended(KeyboardInterrupt):
-    """A signal, by its number, to end this process. Like Ctrl-C, it passes through handlers of
-    errors of a request or a plugin."""
+    """A signal, by its number, is to end this process. Handlers of errors do not catch it."""
 
 
 @contextmanager
@@ -31,9 +29,9 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
 
 @contextmanager
 def ending_by_signal(notice: str = "") -> Iterator[None]:
-    """Signals that end a process raise `Ended` in the main thread, so that clean-ups of the block
-    run, which ignore further signals, except SIGQUIT. After it: `SystemExit` with 128 plus the
-    number of the signal."""
+    """In the block, the first signal that ends a process writes `notice` to stderr and raises
+    `Ended` in the main thread, so that clean-ups run. They ignore further signals, except SIGQUIT.
+    After the block, this becomes `SystemExit` with 128 plus the number of the signal."""
 
     def end(number: int, frame: FrameType | None) -> None:
         for signum in END_SIGNALS:
@@ -50,8 +48,8 @@ def ending_by_signal(notice: str = "") -> Iterator[None]:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Returns the program's exit code, or 128 plus the signal that ended it. Signals that would end
-    this process go to the program, which decides. Raises `OSError` if it cannot start."""
+    """Run a program. Returns its exit code, or 128 plus the signal that ended it. Signals to end
+    this process go to the program instead. Raises `OSError` if it cannot start."""
     received: list[int] = []
     process: subprocess.Popen[bytes] | None = None
 

@@ -1,7 +1,6 @@
-"""A client's program with a gateway of its own, from start to end.
-
-Its folder has the same path at the next launch: agents write the path of their settings into system
-prompts, so a new path would miss the prefix cache."""
+"""A client's program with a gateway of its own, from start to end. Its folder has the same path at
+the next launch: agents write the path of their settings into system prompts, so a new path would
+miss the prefix cache."""
 
 import os
 import re
@@ -45,11 +44,9 @@ def executable(client: Client, environ: Mapping[str, str] = os.environ) -> str:
 @dataclass(frozen=True)
 class Prepared:
     command: tuple[str, ...]
-    added: Mapping[str, str]
-    """Variables that differ from the user's environment."""
-    hidden: tuple[str, ...]
-    """Variables of the user that the client does not get."""
-    files: Mapping[str, str]
+    added: Mapping[str, str]  # variables that differ from the user's environment
+    hidden: tuple[str, ...]  # variables of the user that the client does not get
+    files: Mapping[str, str]  # contents, by path in the client's folder
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         kept = {name: value for name, value in environ.items() if name not in self.hidden}
@@ -68,9 +65,9 @@ def prepare(
     *,
     as_subagent: bool = False,
 ) -> Prepared:
-    """A client's files, variables and command. `as_subagent`: see `Client.subagent`; `BadRequest`
-    if it has none. Raises `PluginError` for a profile that fails, would show the key in `ps`, or
-    has files outside its folder."""
+    """A client's command, variables and files. `as_subagent`: by `Client.subagent`; `BadRequest` if
+    it has none. Raises `PluginError` for a profile that fails, would show the key in `ps`, or has
+    files outside its folder."""
     make = client.subagent if as_subagent else client.profile
     if make is None:
         name = client.title or client.name
@@ -92,13 +89,14 @@ def prepare(
 
 
 def loopback_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """One value for both names, as programs differ in which they prefer. `*` stays alone."""
+    """`NO_PROXY` with loopback, in both spellings, as programs differ in which they prefer."""
     values = [value for name in NO_PROXY_NAMES if (value := environ.get(name, "").strip())]
     value = "*" if "*" in values else ",".join(dict.fromkeys([*values, LOOPBACK]))
     return dict.fromkeys(NO_PROXY_NAMES, value)
 
 
 def first_folder(client: str, model: str, environ: Mapping[str, str]) -> Path:
+    """The path of a client's folder, if no other launch uses it."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{client}-{model}")
     return runtime(environ).folder / "launch" / name[: len(client) + 1 + LONGEST_NAME]
 
@@ -129,15 +127,13 @@ class Launch:
     served: Served
     arguments: Sequence[str]
     environ: Mapping[str, str]
-    without_proxy: bool = False
-    """The client talks to a listener of the engine, without LiteLLM."""
-    as_subagent: bool = False
-    """The client keeps its main model, and gets a subagent with the served one."""
+    without_proxy: bool = False  # the client talks to a listener of the engine, without LiteLLM
+    as_subagent: bool = False  # it keeps its main model, and gets a subagent with the served one
 
     def run(self, tell: Tell) -> int:
-        """Returns the client's exit code. Folder and proxy (or listener) are always removed. Raises
-        `NotInstalled`, `EngineUnavailable`, the errors of the load, and `SystemExit` for a signal
-        before the client runs."""
+        """Returns the client's exit code. Always removes the folder, and ends proxy or listener.
+        Raises `NotInstalled`, `EngineUnavailable`, `BadRequest` or `PluginError` (see `prepare`),
+        the errors of the load, and `SystemExit` for a signal before the client runs."""
         program, client, environ = executable(self.client, self.environ), self.client, self.environ
         if not self.without_proxy:
             require_proxy()

@@ -26,37 +26,35 @@ from .config import Served
 if TYPE_CHECKING:
     from ..serving.estimate import Footprint
 
-MOST_BYTES_PER_TOKEN = 3_000_000_000
-"""Bytes of weights read per token above which a machine without a GPU is slow."""
+MOST_BYTES_PER_TOKEN = 3_000_000_000  # of weights; with more, a machine without a GPU is slow
 
 
 @dataclass(frozen=True)
 class Recommended:
-    name: str
-    weights: int
-    read: int
-    memory: int
-    """GB of a machine on which it leaves enough for a context."""
+    name: str  # a Hub id
+    weights: int  # bytes
+    read: int  # bytes of weights that are read for one token
+    memory: int  # GB of a machine on which it leaves enough for a context
     why: str
 
 
 @dataclass(frozen=True)
 class Machine:
     chip: str
-    memory: int
-    """Bytes, shared by CPU and GPU or of the GPU alone."""
+    memory: int  # bytes, shared by CPU and GPU or of the GPU alone
     gpu: bool = True
 
 
 def recommended_models() -> tuple[date, list[Recommended]]:
+    """The list that this package ships, best first, and its date."""
     path = Path(__file__).with_name("recommended.toml")
     read = tomllib.loads(path.read_text(encoding="utf-8"))
     return read["date"], [Recommended(**fields) for fields in read["model"]]
 
 
 def recommend_two(machine: Machine, models: Sequence[Recommended]) -> list[Recommended]:
-    """The best model that fits, and a small one, if there is one. Without a GPU, both read few
-    weights per token."""
+    """The best of the models that fits, and a small one, if there are such; without a GPU, both
+    read few weights per token. `models`: best first."""
     fitting = [model for model in models if model.memory * 1e9 <= machine.memory]
     first = [model for model in fitting if machine.gpu or model.read <= MOST_BYTES_PER_TOKEN][:1]
     small = [model for model in fitting if model.weights <= MOST_BYTES_PER_TOKEN]
@@ -70,8 +68,8 @@ def this_machine(
     if system == "Darwin":
         return Machine(run(CHIP).strip() or "a Mac", host)
     if installed_version("mlx-cuda-13"):
-        asked = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-        name, _, memory = run(asked).partition("\n")[0].rpartition(",")
+        query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+        name, _, memory = run(query).partition("\n")[0].rpartition(",")
         if memory.strip().isdecimal():
             return Machine(name, int(memory) * 2**20)
     source = Path("/proc/cpuinfo")
@@ -80,30 +78,26 @@ def this_machine(
     return Machine(next(names, "a CPU"), host, gpu=False)
 
 
-LEAST_CONTEXT_TOKENS = 16_384
-"""Fewest tokens that are useful for agents: their first requests alone have 7,000 to 21,000."""
-MOST_CONTEXT_TOKENS = 131_072
-"""Default limit, because longer prompts take too long. `--context` may request more."""
-DEMO_OUTPUT = 256
-BYTES_PER_TOKEN = 4.5
-"""In an agent's first request, with vocabularies that encode English and code well."""
+LEAST_CONTEXT_TOKENS = 16_384  # for agents, whose first requests alone have 7,000 to 21,000
+MOST_CONTEXT_TOKENS = 131_072  # by default: longer prompts take too long
+DEMO_OUTPUT = 256  # tokens of a reply
+BYTES_PER_TOKEN = 4.5  # in an agent's first request, with a vocabulary for English and code
 DEMO_BYTES_PER_TOKEN = 1.8
-MEMORY_SHARE = 0.9
-"""Share of the memory limit for weights and requests; the rest is for passes."""
-ANSWER_SHARE = 4
+MEMORY_SHARE = 0.9  # of the memory limit, for weights and requests; the rest is for passes
+ANSWER_SHARE = 4  # a reply gets one of so many parts of the context
 MOST_OUTPUT_TOKENS = 32_000
 
 
 @dataclass(frozen=True)
 class Candidate:
-    served: Served
-    """Context 0: the weights alone do not fit."""
-    weights: int
-    here: bool
+    served: Served  # context 0: the weights alone do not fit
+    weights: int  # bytes
+    here: bool  # whether the weights are on this machine
     family: str
 
     @property
     def fits(self) -> bool:
+        """Whether enough context is left for agents, or the model's own, if that is shorter."""
         least = min(LEAST_CONTEXT_TOKENS, self.served.own_context or LEAST_CONTEXT_TOKENS)
         return self.served.context >= least
 
@@ -115,11 +109,12 @@ class Candidate:
 
 
 def alias(model: str) -> str:
+    """A model's short name for clients, without owner, folder and revision."""
     return Path(model.partition("@")[0]).expanduser().name or model
 
 
 def device_memory(environ: Mapping[str, str] = os.environ) -> int:
-    """Limit of the engine: if it runs, the one that it found before it loaded models."""
+    """Bytes that the engine may use; if it runs, what it found before it loaded models."""
     from ..client.connection import local_client
     from ..serving.memory_limit import memory_limit
 
@@ -138,8 +133,8 @@ def request_memory(limit: int) -> int:
 def candidate(
     model: str, registry: PluginRegistry, memory: int, wanted: int | None = None
 ) -> Candidate:
-    """Reads only the model's small files, here or on the Hub. `wanted`: a context that the user
-    requests. Raises `ModelNotFound`, `UnsupportedModel`, `BadRequest`."""
+    """The model, with the context that fits into `memory` bytes, at most `wanted`. Reads only small
+    files, here or on the Hub. Raises `ModelNotFound`, `UnsupportedModel`, `BadRequest`."""
     from ..serving.estimate import context_that_fits
 
     model = full_name(model)
@@ -233,7 +228,8 @@ def choose(
     wanted: int | None = None,
     client: Client | None = None,
 ) -> Candidate:
-    """`model`: unset: the best on this machine, else the shipped one. Raises as `require_fit`."""
+    """The `model`; without one, the best on this machine, else the shipped one. `wanted`: a context
+    that the user requests. Raises like `candidate` and `require_fit`."""
     if model is None:
         here = candidates_here(registry, memory)
         model = here[0].served.model if here else "demo"

@@ -27,16 +27,17 @@ if TYPE_CHECKING:
     from .engine import Tell
 
 PORT = 4100
-LARGEST = 2**16
-FIRST_LIMIT = 120.0
-SIGN_LIMIT = 5.0
-"""Seconds from the lock to the process id in it."""
-POLL = 0.1
+LARGEST = 2**16  # bytes of a file that is read
+FIRST_LIMIT = 120.0  # seconds for the first token
+SIGN_LIMIT = 5.0  # seconds from the lock to the process id in it
+POLL = 0.1  # seconds
 KEY = re.compile(r"sk-[!-~]{16,}")
 
 
 @dataclass(frozen=True)
 class Record:
+    """What the gateway serves, as it is kept in a file."""
+
     served: Served
     port: int
 
@@ -64,6 +65,7 @@ class GatewayFiles:
         self._record = self.folder / "record.json"
 
     def prepare(self) -> None:
+        """Make the folder, for this user alone."""
         with _report_unusable(self.folder):
             make_folder(self.folder)
             self.folder.parent.chmod(0o700)
@@ -85,11 +87,13 @@ class GatewayFiles:
         return key, True
 
     def record(self) -> Record | None:
+        """What the last gateway served. `None`: none, or its file cannot be parsed."""
         with _report_unusable(self._record), suppress(FileNotFoundError, ValidationError):
             return RECORD.validate_json(read_own(self._record, LARGEST))
         return None
 
     def write(self, record: Record | None) -> None:
+        """Replace the record. `None` removes it."""
         with _report_unusable(self._record):
             if record is None:
                 self._record.unlink(missing_ok=True)
@@ -97,8 +101,7 @@ class GatewayFiles:
                 replace_own(self._record, RECORD.dump_json(record))
 
     def try_lock(self) -> EngineLock | None:
-        """The lock, which the proxy inherits. `None`: a gateway has it. Removes the process id of
-        an earlier gateway from the file."""
+        """The lock, which the proxy inherits, without an earlier process id. `None`: it is held."""
         lock = EngineLock.try_take(self.lock)
         if lock is not None:
             os.ftruncate(lock.descriptor, 0)
@@ -106,7 +109,7 @@ class GatewayFiles:
         return lock
 
     def running(self) -> Running | None:
-        """The gateway that holds the lock: its process id alone may be that of another one now."""
+        """The gateway that holds the lock; `None`: none does. A process id alone proves nothing."""
         deadline = time.monotonic() + SIGN_LIMIT
         while is_held(self.lock):
             pid, record = holder(self.lock), self.record()
@@ -132,8 +135,8 @@ def _report_unusable(path: Path) -> Iterator[None]:
 
 
 def start(files: GatewayFiles, record: Record, environ: Mapping[str, str], tell: Tell) -> bool:
-    """Start proxy and engine, which continue after this process. False if another process was
-    first. On failure, no proxy is left, and the record is unchanged. Raises `NotInstalled`,
+    """Start proxy and engine, which continue after this process. Returns False if another process
+    was first. On failure, ends the proxy and restores the record. Raises `NotInstalled`,
     `EngineUnavailable`, the errors of the load, and `SystemExit` after a signal."""
     from ..client.connection import local_client
     from .engine import loading
@@ -171,6 +174,7 @@ def await_ready(files: GatewayFiles, running: Running) -> None:
 
 
 def stop(files: GatewayFiles, running: Running, environ: Mapping[str, str], tell: Tell) -> None:
+    """End the proxy, and the engine once no request runs. Raises `EngineUnavailable`."""
     from .engine import end_when
 
     for number in (signal.SIGTERM, signal.SIGKILL):

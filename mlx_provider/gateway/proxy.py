@@ -1,6 +1,5 @@
 """A LiteLLM proxy as a child process on loopback. `python -m mlx_provider.gateway.proxy` is that
-process; it listens on a socket of its parent, which the command `litellm` cannot take (1.106.2,
-`proxy_cli.py`)."""
+process. It listens on a socket of its parent, which the command `litellm` cannot take (1.106.2)."""
 
 import gc
 import importlib.util
@@ -21,9 +20,7 @@ from ..client.runtime_folder import EngineLock, limit_log, tail
 from ..errors import EngineUnavailable, NotInstalled
 from ..safe_open import create_own
 
-START_LIMIT = 120.0
-STOP_LIMIT = 10.0
-POLL = 0.1
+START_LIMIT, STOP_LIMIT, POLL = 120.0, 10.0, 0.1  # seconds
 COMMAND = (sys.executable, "-P", "-m", "mlx_provider.gateway.proxy")
 PROXY_PACKAGES = ("fastapi", "orjson", "apscheduler")
 FOREIGN = tuple(
@@ -40,8 +37,7 @@ class Proxy:
     log: Path
 
     def stop(self) -> None:
-        """End the proxy and its workers, with SIGTERM, then SIGKILL; workers also if the proxy has
-        ended. Idempotent."""
+        """End all its processes, even if the first has ended: SIGTERM, then SIGKILL. Idempotent."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError, PermissionError):  # none is left, or only zombies
                 os.killpg(self.process.pid, number)
@@ -58,7 +54,7 @@ class Proxy:
         raise EngineUnavailable(f"the LiteLLM proxy {what}: {tail(self.log)}")
 
     def generate_token(self, model: str, timeout: float) -> None:
-        """Generate one token, within `timeout` seconds. Raises `EngineUnavailable`."""
+        """Request one token of `model`, within `timeout` seconds. Raises `EngineUnavailable`."""
         import httpx
 
         messages = [{"role": "user", "content": "Hi"}]

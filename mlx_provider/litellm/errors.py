@@ -1,6 +1,6 @@
-"""Our errors as LiteLLM's classes, which decide status, retries, fallbacks and cooldowns. Without
-this, other exceptions reach streaming clients as a Python traceback (1.106.2), and so do calls that
-mlx models do not serve, unless another server answers them with 404."""
+"""Converts our errors to LiteLLM's exceptions, whose classes decide status, retries, fallbacks and
+cooldowns. Any other exception would reach a streaming client as a Python traceback (1.106.2). Also
+refuses calls that mlx models do not serve, such as image generation."""
 
 import logging
 from collections.abc import Mapping
@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 
 class LiteLLMErrors:
-    """Ends of iterations and cancellation (a `BaseException`) pass unchanged."""
+    """For a `with` block: raises its errors as `to_litellm` converts them. LiteLLM's own, ends of
+    iterations and cancellation (a `BaseException`) pass unchanged."""
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -44,7 +45,7 @@ CLASSES: tuple[tuple[type[ours.MLXProviderError], type[Exception]], ...] = (
     (ours.Unauthorized, theirs.ServiceUnavailableError),  # 401 would mean the client's own key
     (ours.MLXProviderError, theirs.InternalServerError),  # 500; retried
 )
-"""The first class that fits counts."""
+"""Our classes and LiteLLM's. The first of ours that fits counts."""
 HEADERS: Mapping[type[Exception], Mapping[str, str]] = {
     # Otherwise one 404, such as for a wrong name under a wildcard entry, disables a model group for
     # five seconds (1.106.2, `Router.deployment_callback_on_failure`).
@@ -52,16 +53,17 @@ HEADERS: Mapping[type[Exception], Mapping[str, str]] = {
     # Status and header both forbid a retry (openai 2.54, anthropic 2.12, `_should_retry`).
     theirs.UnprocessableEntityError: {"x-should-retry": "false"},
 }
-"""Of the response that an exception of the class must have."""
+"""By LiteLLM's class: headers of the response that its exceptions get."""
 
 
 def to_litellm(error: Exception, model: str) -> Exception:
+    """LiteLLM's exception for an error. Of one that is not ours, clients see only the class."""
     fields: dict[str, Any] = {"model": model, "llm_provider": PROVIDER}
     if not isinstance(error, ours.MLXProviderError):
         log.error("unforeseen error", exc_info=error)
         message = f"{type(error).__name__} in the provider"
         return theirs.InternalServerError(message, **fields)  # type: ignore[no-any-return]
-    kind = next(made for raised, made in CLASSES if isinstance(error, raised))
+    kind = next(their_kind for our_kind, their_kind in CLASSES if isinstance(error, our_kind))
     if kind in HEADERS:
         request = httpx.Request("POST", "http://mlx-provider.invalid/")
         fields["response"] = httpx.Response(error.status, headers=HEADERS[kind], request=request)
@@ -82,8 +84,9 @@ def to_litellm(error: Exception, model: str) -> Exception:
 
 
 def is_context_full(error: Exception) -> bool:
-    provider = getattr(error, "llm_provider", "")
-    return provider == PROVIDER and isinstance(error, theirs.ContextWindowExceededError)
+    """Whether it is LiteLLM's exception for our `ContextTooLong`."""
+    is_ours = getattr(error, "llm_provider", "") == PROVIDER
+    return is_ours and isinstance(error, theirs.ContextWindowExceededError)
 
 
 _CALLS = ("completion", "text_completion", "responses", "embedding")
@@ -96,6 +99,7 @@ SERVED = {
 
 
 def check_served(call_type: Any) -> None:
+    """Raise `BadRequest` for a `CallTypes` that is not in `SERVED`. `None` passes."""
     if call_type is not None and call_type not in SERVED:
         name = str(getattr(call_type, "value", call_type))
         plain = name.removeprefix("a")  # the synchronous name, where LiteLLM has one
@@ -103,7 +107,7 @@ def check_served(call_type: Any) -> None:
 
 
 def make_refusal(name: str) -> Any:
-    """A method of `CustomLLM` that refuses."""
+    """A method of `CustomLLM` that refuses the call `name` with LiteLLM's `BadRequestError`."""
 
     def refuse(self: object, *args: Any, **given: Any) -> Any:
         with LiteLLMErrors(given["model"]):

@@ -1,9 +1,9 @@
-"""Requests of all routes, before LiteLLM reads them. In a chat it fails on a wrong type, or drops
-what has one (1.106.2, `validate_and_fix_openai_messages`). Its bridges of the Responses and
-Messages APIs drop the kinds that they do not know. In a message that a user has just typed such
-parts are refused, elsewhere they become text, as on the engine's own routes.
+"""Checks and changes requests before LiteLLM reads them. In a chat LiteLLM fails on a value of a
+wrong type, or drops it (1.106.2, `validate_and_fix_openai_messages`). Its bridges, which turn the
+Responses and Messages APIs into chat, drop parts of unknown types. Here such a part is refused in a
+message that a user has just typed, and becomes text in any other, as on the engine's own routes.
 
-Every function raises `BadRequest` that names the part."""
+The functions `fit_*` change `kwargs`, return warnings, and raise `BadRequest` that names a part."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -22,9 +22,9 @@ from ..wire.responses import conversation as responses
 from ..wire.responses.routes import LOGPROBS
 from .call import IGNORED
 
-CARRIED = (*responses.ITEMS, "tool_result", "additional_tools")
+CARRIED = (*responses.ITEMS, "tool_result", "additional_tools")  # items that the bridge knows
 SEARCHES = "litellm.responses.litellm_completion_transformation.client_tool_search"
-"""From 1.109 on LiteLLM carries the searches of tools that a client runs."""
+"""Module of LiteLLM from 1.109 on, whose bridge knows a client's own searches for tools, too."""
 SEARCH_ITEMS = ("tool_search_call", "tool_search_output") if find_spec(SEARCHES) else ()
 Warnings = list[str]
 
@@ -38,8 +38,8 @@ def _as_text(part: Mapping[str, Any], where: str, warnings: Warnings, kind: str 
 
 
 def fit_chat(kwargs: dict[str, Any]) -> Warnings:
-    """Gives messages the parts that LiteLLM accepts (1.106.2,
-    `validate_chat_completion_user_messages`); `video` is renamed."""
+    """Change messages to have only parts that LiteLLM accepts (1.106.2,
+    `validate_chat_completion_user_messages`). A `video` is renamed `video_url`."""
     messages, warnings = _list_items(kwargs.get("messages"), "messages"), Warnings()
     if messages:
         typed = typed_index(messages)
@@ -60,7 +60,7 @@ def _check_others(kwargs: Mapping[str, Any]) -> None:
         if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
             raise wrong_part(name, f"must be a list of texts, got {quote(names)}")
     timeout, form = kwargs.get("timeout"), kwargs.get("response_format")
-    try:
+    try:  # numbers and an `httpx.Timeout` pass
         float(timeout if isinstance(timeout, str | list | dict) else 0)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         demand = f"must be a number of seconds, got {quote(timeout)}"
@@ -79,6 +79,7 @@ def _list_items(items: Any, name: str) -> list[Any]:
 
 
 def _fit_message(message: Mapping[str, Any], index: int, warnings: Warnings | None) -> Any:
+    """`warnings`: `None` for the message just typed, in which unknown parts are refused."""
     role, content, at = message.get("role"), message.get("content"), f"messages.{index}"
     if not isinstance(role, str):
         raise wrong_part(f"{at}.role", f"must be a text, got {quote(role)}")
@@ -114,17 +115,19 @@ def _chat_part(part: Any, where: str, warnings: Warnings | None) -> Any:
 
 
 def fit_responses(kwargs: dict[str, Any]) -> Warnings:
+    """Change input items, schema and `logprobs` to what LiteLLM's bridge passes on."""
     responses.check_parameters(kwargs, responses.ABSENT)
     responses.messages_of(kwargs.get("input"))
-    if LOGPROBS in (kwargs.get("include") or ()) or kwargs.get("top_logprobs"):
+    include = Parameters(kwargs).take_typed("include", list) or []
+    if LOGPROBS in include or kwargs.get("top_logprobs"):
         kwargs["logprobs"] = True  # under chat's name, which the bridge passes on
     items, warnings = kwargs.get("input"), Warnings()
     if isinstance(items, list):
-        kwargs["input"] = [_item(i, f"input[{at}]", warnings) for at, i in enumerate(items)]
+        kwargs["input"] = [_item(item, f"input[{n}]", warnings) for n, item in enumerate(items)]
     _carry_schema(kwargs)
-    # Names of what has no effect in the tools: the bridge shows unknown tools to the model.
-    given = [tool for tool in kwargs.get("tools") or [] if not _runs_in_gateway(tool)]
-    tools = responses.ChatTools(given, lenient=True)
+    # without `IGNORED`, the bridge would show tools without effect to the model
+    every = _list_items(kwargs.get("tools"), "tools")
+    tools = responses.ChatTools([t for t in every if not _runs_in_gateway(t)], lenient=True)
     as_functions(tools.tools)
     kwargs[IGNORED] = tools.ignored
     return warnings
@@ -139,9 +142,9 @@ def _item(given: Any, where: str, warnings: Warnings) -> Any:
         parts = known.get(name)
         if isinstance(parts, list) and known.get("type") != "reasoning":
             kind = "output_text" if known.get("role") == "assistant" else "input_text"
-            place = f"{where}.{name}[{{}}]" if known is item else where
             changed[name] = [
-                _item_part(part, kind, place.format(at), warnings) for at, part in enumerate(parts)
+                _item_part(part, kind, f"{where}.{name}[{n}]" if known is item else where, warnings)
+                for n, part in enumerate(parts)
             ]
     return given if changed == item else changed
 
@@ -151,13 +154,14 @@ def _item_part(part: Any, kind: str, where: str, warnings: Warnings) -> Any:
         return part
     if part.get("type") == "refusal":  # which the bridge of 1.106.2 drops
         return {"type": "output_text", "text": str(part.get("refusal") or "")}
-    image = part.get("type") == "input_image"
-    if part.get("image_url") if image else (part.get("type") or "text") in responses.ITEM_PARTS:
-        return part
-    return _as_text(part, where, warnings, kind)
+    is_known = (part.get("type") or "text") in responses.ITEM_PARTS
+    if part.get("type") == "input_image":  # chat has images only by URL
+        is_known = bool(part.get("image_url"))
+    return part if is_known else _as_text(part, where, warnings, kind)
 
 
 def _carry_schema(kwargs: dict[str, Any]) -> None:
+    """The bridge passes on a schema only in the format `json_schema`."""
     match kwargs.get("text"):
         case {"format": {"type": "json_object", "schema": schema}} if schema:
             if isinstance(schema, Mapping):
@@ -167,6 +171,7 @@ def _carry_schema(kwargs: dict[str, Any]) -> None:
 
 
 def _runs_in_gateway(tool: Any) -> bool:
+    """Whether LiteLLM runs the tool itself, by MCP."""
     url = tool.get("server_url") if isinstance(tool, Mapping) else None
     return isinstance(url, str) and (url.startswith("litellm_proxy") or "/mcp" in url)
 
@@ -175,6 +180,7 @@ def _runs_in_gateway(tool: Any) -> bool:
 
 
 def fit_messages(kwargs: dict[str, Any]) -> Warnings:
+    """Change messages, tools and the reply's format to what LiteLLM's bridge passes on."""
     anthropic.chat_messages(kwargs.get("system"), kwargs.get("messages"))
     warnings = Warnings()
     kwargs["messages"] = [
@@ -207,8 +213,8 @@ def _block(block: Mapping[str, Any], known: Any, where: str, warnings: Warnings)
 
 
 def _carry_format(kwargs: dict[str, Any]) -> None:
-    """Schema and effort. The bridge drops unknown types and an effort without adaptive thoughts,
-    and demands every property of an object."""
+    """Pass on schema and effort under chat's names. The bridge drops unknown types and an effort
+    without adaptive thoughts, and demands every property of an object."""
     given = {name: kwargs.get(name) for name in ("output_config", "output_format")}
     made = anthropic.answer_format(Parameters(given))
     kwargs.update({name: value for name, value in made.items() if value is not None})
@@ -219,8 +225,8 @@ def _carry_format(kwargs: dict[str, Any]) -> None:
 
 
 def _carry_message_tools(kwargs: dict[str, Any]) -> None:
-    """Tools and marks of a checked call. The bridge loses `disable_parallel_tool_use` and writes
-    unknown members of a tool into its schema."""
+    """Pass on tools, and under chat's names their limit and cache marks. The bridge loses
+    `disable_parallel_tool_use` and writes unknown members of a tool into its schema."""
     made = anthropic.chat_tools(
         Parameters({name: kwargs.get(name) for name in ("tools", "tool_choice")})
     )

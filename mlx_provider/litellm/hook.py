@@ -1,5 +1,4 @@
-"""Changes and checks of a request before LiteLLM's own checks and dispatch, and changes of its
-errors and replies."""
+"""Checks and changes requests before LiteLLM checks and dispatches them, and changes replies."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -26,18 +25,20 @@ from .model_info import proxy_server
 HIJACKED_WORDS = (
     "replicate", "clarifai", "ft:babbage-002", "ft:davinci-002", "ft:gpt-3.5-turbo",
 )  # fmt: skip
-"""By these parts of model ids, LiteLLM dispatches to a cloud before it looks for custom providers
-(1.106.2, main.py `completion`)."""
 HIJACKED_LISTS = (
     "clarifai_models", "ovhcloud_models", "petals_models", "replicate_models", "snowflake_models",
 )  # fmt: skip
+"""By these parts of a model's name, or if one of these lists of LiteLLM has it, LiteLLM dispatches
+to a cloud before it looks for custom providers (1.106.2, main.py `completion`)."""
 EXTRA_SILENCE = 0.25
-"""Seconds more than for chat, whose first chunk, perhaps a heartbeat, brings the response's id."""
+"""Seconds by which a bridge's heartbeats come later than chat's: it learns the id of the response
+from the first chunk of chat, perhaps a heartbeat."""
 ANNOUNCEMENT = ("response.created", "response.in_progress")
 
 
 class DeploymentHook(CustomLogger):
-    """Runs on every asynchronous call once its deployment is chosen. Others do not change."""
+    """Callbacks of LiteLLM for every asynchronous call, from the moment when its deployment is
+    chosen. Calls of other providers pass unchanged."""
 
     async def async_pre_call_deployment_hook(
         self, kwargs: dict[str, Any], call_type: Any
@@ -67,9 +68,8 @@ class DeploymentHook(CustomLogger):
         user_api_key_dict: Any,
         traceback_str: str | None = None,
     ) -> Any:
-        if not is_context_full(original_exception):
-            return None
-        return ContextFull(original_exception)
+        """The error for the client of the proxy; `None`: the original one."""
+        return ContextFull(original_exception) if is_context_full(original_exception) else None
 
     async def async_post_call_success_hook(
         self, data: dict[str, Any], user_api_key_dict: Any, response: Any
@@ -97,12 +97,11 @@ class DeploymentHook(CustomLogger):
 
 def _check_body(kwargs: dict[str, Any], call_type: Any) -> None:
     """Raise `BadRequest` if a client of the proxy sends its own key without an address that the
-    operator permits, or marks a chat request as a text completion. LiteLLM would use the key in
-    place of the operator's (1.106.2, `_handle_clientside_credential`); each message would become a
-    raw prompt."""
+    operator permits: LiteLLM would use it in place of the operator's (1.106.2,
+    `_handle_clientside_credential`). Also if it marks a chat request as a text completion."""
     body = (kwargs.get("proxy_server_request") or {}).get("body") or {}
-    replaced = "original_model_id" in (kwargs.get("model_info") or {})
-    if body and replaced and not {"api_base", "base_url"} & set(body):
+    has_own_key = "original_model_id" in (kwargs.get("model_info") or {})
+    if body and has_own_key and not {"api_base", "base_url"} & set(body):
         raise wrong_part("api_key", "cannot be sent: the operator sets the engine's")
     if "text_completion" in body and call_type != CallTypes.atext_completion:
         raise BadRequest("unknown parameter: text_completion", param="text_completion")
@@ -128,16 +127,15 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
 async def check_history(kwargs: Mapping[str, Any]) -> None:
     """Raises `BadRequest` if LiteLLM will find no conversation of `previous_response_id`. It would
     continue without it (1.106.2, `ResponsesSessionHandler`)."""
-    name, found = kwargs.get("previous_response_id"), None
-    if not name:
+    response_id, found = kwargs.get("previous_response_id"), None
+    if not response_id:
         return
     if getattr(proxy_server(), "prisma_client", None) is not None:
-        from litellm.responses.litellm_completion_transformation.session_handler import (
-            ResponsesSessionHandler as Handler,
-        )
+        from litellm.responses.litellm_completion_transformation import session_handler
 
-        find = Handler.get_chat_completion_message_history_for_previous_response_id
-        found = (await find(name)).get("messages")
+        handler = session_handler.ResponsesSessionHandler
+        find = handler.get_chat_completion_message_history_for_previous_response_id
+        found = (await find(response_id)).get("messages")
     if not found:
         raise BadRequest(
             "previous_response_id: no messages are stored for this response; send the whole "
@@ -148,13 +146,14 @@ async def check_history(kwargs: Mapping[str, Any]) -> None:
 
 
 def hijacked(model: str) -> bool:
+    """Whether LiteLLM would take a model of this name for one of a cloud."""
     return any(word in model for word in HIJACKED_WORDS) or any(
         model in getattr(litellm, name, ()) for name in HIJACKED_LISTS
     )
 
 
 class _Plain(HTTPException):
-    """Fixed status: the next class in the MRO passes only the message."""
+    """An `HTTPException` with a fixed status: `ProxyException` passes it only the message."""
 
     def __init__(self, *args: object) -> None:
         Exception.__init__(self, *args)
@@ -181,8 +180,8 @@ class ContextFull(ProxyException, _Plain):
 
 
 def complete_stream(chunks: AsyncIterator[Any], route: str, logging: Any) -> AsyncIterator[Any]:
-    """Adds heartbeats, because the bridges drop those of chat, which are empty deltas (1.106.2 and
-    1.109.1), and the ending of a message."""
+    """A bridge's stream with heartbeats, and on /v1/messages with the stop reason. Any other stream
+    is returned unchanged. Bridges drop chat's heartbeats: empty deltas (1.106.2 and 1.109.1)."""
     seconds = streams.SILENCE + EXTRA_SILENCE
     if route.endswith("/messages"):  # as LiteLLM writes them (1.106.2), but less often
         ping = (STREAM_SSE_KEEPALIVE_PING_BYTES,)
@@ -195,19 +194,22 @@ def complete_stream(chunks: AsyncIterator[Any], route: str, logging: Any) -> Asy
 
 
 class Announcements:
-    """First events of the Responses API. A response is announced once, here or by the bridge."""
+    """The first events of a stream of the Responses API. A response is announced once, by us with
+    the first heartbeat, or by the bridge."""
 
     def __init__(self, source: LiteLLMCompletionStreamingIterator) -> None:
         self._source = source
         self._announced: Literal["", "by us", "by the bridge"] = ""
 
     def beat(self) -> Iterable[Any]:
+        """The events of a heartbeat."""
         if not self._announced:
             self._announced = "by us"
             yield self._source.create_response_created_event()
         yield self._source.create_response_in_progress_event()
 
     def forward(self, chunk: Any) -> Any:
+        """The bridge's event; `None`: it announces again what was announced by us."""
         if getattr(chunk, "type", None) not in ANNOUNCEMENT:
             return chunk
         self._announced = self._announced or "by the bridge"

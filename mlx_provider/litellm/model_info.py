@@ -1,5 +1,5 @@
-"""Options of the gateway's operator, and facts about our models in LiteLLM's map of models and in
-the `model_info` of config entries."""
+"""Options of the gateway's operator and fields of its callers. Facts about our models for LiteLLM:
+in its map of models, and in the `model_info` of config entries."""
 
 import hashlib
 import secrets
@@ -18,14 +18,14 @@ from ..registry import PluginRegistry
 from ..serving.hub import ModelFacts, facts_of
 from .errors import PROVIDER
 
-FLAT = "mlx_"
-CONFIGURED = "configured_model"
+FLAT = "mlx_"  # prefix of an option outside of `mlx`
+CONFIGURED = "configured_model"  # member of `model_info` with the result of `sign`
 KEY = secrets.token_bytes(32)
 
 
 def sign(model: str) -> str:
-    """The model of a config entry, kept in its `model_info`. A digest with a key of this process
-    proves it: a text from a file or a database has none."""
+    """The model of a config entry with a digest, by a key of this process: a text that a file or a
+    database puts into `model_info` has no such digest."""
     digest = hashlib.blake2b(model.encode("utf-8", "surrogatepass"), key=KEY, digest_size=16)
     return f"{model}#{digest.hexdigest()}"
 
@@ -37,7 +37,7 @@ def proxy_server() -> Any:
 
 def operator_options(litellm_params: Mapping[str, Any]) -> OperatorOptions:
     """From the config entry's `model_info`: `mlx: {kv_bits: 8}` or `mlx_kv_bits: 8`. Not from
-    `optional_params`, which a client's body overrides."""
+    `optional_params`, which a client's body overrides. Raises `BadRequest` for a wrong option."""
     info = litellm_params.get("model_info") or {}
     nested = info.get("mlx") or {}
     if not isinstance(nested, Mapping):
@@ -55,8 +55,7 @@ def engine_options(options: OperatorOptions) -> ModelOptions:
     return ModelOptions(**options.model_dump(include=set(ModelOptions.model_fields)))
 
 
-TIERS = {"flex": 0.25, "priority": 4.0}
-"""Shares of the device by service tier; any other tier: 1."""
+TIERS = {"flex": 0.25, "priority": 4.0}  # shares of the device; any other service tier: 1
 
 
 def caller_fields(litellm_params: Mapping[str, Any], cache_salt: str) -> dict[str, Any]:
@@ -70,9 +69,9 @@ def caller_fields(litellm_params: Mapping[str, Any], cache_salt: str) -> dict[st
         values = (slot.get(f"user_api_key_{name}") for slot in both)
         return next((value for value in values if isinstance(value, str)), None)
 
-    details = [slot.get(f"user_api_key_{of}metadata") for slot in both for of in ("", "team_")]
-    found = (detail.get("service_tier") for detail in details if isinstance(detail, Mapping))
-    tier = next((tier for tier in found if isinstance(tier, str)), "")
+    details = [slot.get(f"user_api_key_{part}metadata") for slot in both for part in ("", "team_")]
+    tiers = (detail.get("service_tier") for detail in details if isinstance(detail, Mapping))
+    tier = next((tier for tier in tiers if isinstance(tier, str)), "")
     team = find("team_id")
     named = (("key", find("hash")), ("user", find("user_id")), ("team", team))
     tenant = next((f"{kind}:{name}" for kind, name in named if name), None)
@@ -81,8 +80,8 @@ def caller_fields(litellm_params: Mapping[str, Any], cache_salt: str) -> dict[st
 
 
 def _salt(cache_salt: str, tenant: str | None, team: str | None) -> str | None:
-    """`None`: all share one cache. A key without a team shares with no other key. Without keys (a
-    script, a proxy without a master key), there is one cache."""
+    """Requests with one salt share cached prefixes. A key without a team shares with no other key.
+    Without keys (a script, a proxy without a master key), all share."""
     if cache_salt == "all":
         return None
     if cache_salt == "team" and team:
@@ -103,10 +102,9 @@ ENFORCED = [
     for ability in "function_calling parallel_function_calling tool_choice response_schema"
     " system_messages prompt_caching".split()
 ]
-"""Abilities of all models of chat: calls and schemas are enforced token by token, whatever a model
-was trained for."""
+"""Abilities of all models of chat, whatever they were trained for: grammars enforce the formats."""
 OWN_CONTEXT = "mlx_context_length"
-"""The model's own context in an entry: the router takes limits from the last config entry."""
+"""Field of an entry in the map with the model's own context, which no config entry overwrites."""
 LIMITS = ("max_tokens", "max_input_tokens", "max_output_tokens")
 PRICES = ("input_cost_per_token", "output_cost_per_token")
 CACHE_PRICES = ("cache_read_input_token_cost", "cache_creation_input_token_cost")
@@ -118,6 +116,7 @@ class EngineLimit(int):
 
 
 def map_entry(model: str) -> Mapping[str, Any]:
+    """LiteLLM's facts about a model; empty: it is not in the map."""
     return litellm.model_cost.get(f"{PROVIDER}/{model}") or {}
 
 
@@ -137,8 +136,8 @@ def add_to_map(model: str, facts: ModelFacts | Accepted, mode: str = "chat") -> 
 
 
 def set_context_limit(litellm_params: Mapping[str, Any], context_length: int | None) -> None:
-    """Write an engine's context into the proxy's own config entry of a call: entries of one model
-    can have different engines. A wildcard has no limits."""
+    """Write an engine's context into the config entry of a call, not into the map: entries of one
+    model can have different engines. Not over a limit of the operator, nor into a wildcard."""
     router = getattr(proxy_server(), "llm_router", None)
     chosen = (litellm_params.get("model_info") or {}).get("id")
     found = router.get_model_info(chosen) if router and isinstance(chosen, str) else None
@@ -149,8 +148,7 @@ def set_context_limit(litellm_params: Mapping[str, Any], context_length: int | N
 
 
 def complete_entry(entry: Any) -> None:
-    """Add the fields that one of our config entries lacks, and its model, before a client's text
-    replaces a `*`."""
+    """Add what one of our config entries lacks, and its model as it is before a `*` is replaced."""
     info = entry.model_info
     model = entry.litellm_params.model.removeprefix(PROVIDER + "/")
     found = str(getattr(info, CONFIGURED, ""))

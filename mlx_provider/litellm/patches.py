@@ -53,8 +53,8 @@ Message = MutableMapping[str, Any]
 
 
 def register(handler: CustomLLM) -> None:
-    """Idempotent. Scripts need the entry in `custom_provider_map`, which a proxy replaces by that
-    of its YAML; both need the hook."""
+    """Register all parts, once. Scripts need the entry in `custom_provider_map`, which a proxy
+    replaces by that of its YAML; both need the hook."""
     entries = litellm.custom_provider_map
     if not any(entry["provider"] == PROVIDER for entry in entries):
         entries.append({"provider": PROVIDER, "custom_handler": handler})
@@ -72,7 +72,7 @@ def register(handler: CustomLLM) -> None:
 
 
 def install() -> None:
-    """Its wrappers are defined below, in this order."""
+    """Wrap LiteLLM's functions. The wrappers are defined below, in this order."""
     wrap(main, "get_optional_params", _pass_chat_parameters)
     wrap(main, "get_optional_params_embeddings", _pass_embedding_parameters)
     wrap(Deployment, "__init__", _complete_deployment)
@@ -94,7 +94,7 @@ def install() -> None:
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Calls of `owner.name` go to `around`, with the original as first argument."""
+    """Calls of `owner.name` go to `around`, with the original as first argument. Idempotent."""
     original = getattr(owner, name)
     if hasattr(original, WRAPPED):
         return
@@ -108,8 +108,7 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 def _pass_chat_parameters(original: Original, *args: Any, **kwargs: Any) -> Any:
-    """Pass on parameters that LiteLLM refuses or drops for custom providers. Its hook for
-    deployments runs only on asynchronous calls."""
+    """Pass on what LiteLLM refuses or drops for custom providers. Blocking calls run no hook."""
     if kwargs.get("custom_llm_provider") == PROVIDER:
         allowed = kwargs.get("allowed_openai_params") or ()
         kwargs["allowed_openai_params"] = [*allowed, *CHAT_PARAMETERS]
@@ -140,8 +139,8 @@ def _set_created(original: Original, stream: Any, *args: Any, **kwargs: Any) -> 
 def _reuse_chunk(original: Original, stream: Any, *args: Any, **kwargs: Any) -> Any:
     """Beside each of our chunks, LiteLLM creates another one that it does not use (1.108.7,
     `chunk_creator`), in a quarter of its time per chunk. Return the first of them each time."""
-    named = "provider_response_model" in (kwargs.get("hidden_params") or ())
-    if not named or "chunk" in kwargs or not hasattr(stream.completion_stream, CREATED):
+    unused = "provider_response_model" in (kwargs.get("hidden_params") or ())
+    if not unused or "chunk" in kwargs or not hasattr(stream.completion_stream, CREATED):
         return original(stream, *args, **kwargs)
     stream.mlx_spare = getattr(stream, "mlx_spare", None) or original(stream, **kwargs)
     return stream.mlx_spare
@@ -162,7 +161,7 @@ def _complete_text(original: Original, stream: Any, chunk: Any) -> Any:
 def _add_logprobs(
     original: Original, response: Any, choices: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Of a whole response."""
+    """Add our log-probabilities to a whole reply of the Responses API."""
     items = original(response, choices, *args, **kwargs)
     with_text = [choice for choice in choices if choice.message.content is not None]
     for item, choice in zip(items, with_text, strict=False):
@@ -174,7 +173,7 @@ def _add_logprobs(
 
 
 def _add_chunk_logprobs(original: Original, stream: Any, chunk: Any) -> Any:
-    """Of one event of a response's stream."""
+    """Add them to one event of its stream."""
     event = original(stream, chunk)
     ours = stream.custom_llm_provider == PROVIDER
     found = _logprobs(chunk.choices[0]) if ours and chunk.choices else []
@@ -184,7 +183,7 @@ def _add_chunk_logprobs(original: Original, stream: Any, chunk: Any) -> Any:
 
 
 def _add_stream_logprobs(original: Original, stream: Any) -> Any:
-    """Of the response at the end of its stream."""
+    """Add them to the response at the end of its stream."""
     response = original(stream)
     chunks = stream.collected_chat_completion_chunks
     choices = [choice for chunk in chunks for choice in chunk["choices"][:1]]
@@ -260,9 +259,8 @@ def refuse_key(original: Original, *args: Any, proxy: Any, **kwargs: Any) -> Any
 async def count_request_tokens(
     original: Original, request: Any, *args: Any, proxy: Any, **kwargs: Any
 ) -> Any:
-    """Count by the model's own template and tokenizer, on all routes that count. LiteLLM estimates
-    for custom providers."""
-    entry = None if request.contents else await _find_entry(proxy, request.model)
+    """Count by the model's own template and tokenizer on all routes, where LiteLLM estimates."""
+    entry = None if request.contents else await _find_entry(proxy, request.model)  # Gemini's form
     if entry is None:
         return await original(request, *args, **kwargs)
     form = kwargs.get("messages_format", "openai")

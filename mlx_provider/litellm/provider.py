@@ -1,6 +1,6 @@
-"""The handler that LiteLLM calls for `mlx/<model>`. Every entry point is a plain function, which
-LiteLLM calls in an executor thread, and returns after the engine has accepted the request: errors
-come before a stream starts, so that retries and fallbacks apply."""
+"""The handler that LiteLLM calls for `mlx/<model>`. Every entry point is a plain function: LiteLLM
+calls it in an executor thread, and it returns once the engine has accepted the request. So errors
+come before a stream starts, and retries and fallbacks apply."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from functools import cached_property, partial
@@ -58,6 +58,8 @@ Connect = Callable[[str | None, str | None], HttpClient]
 
 
 class Provider(CustomLLM):
+    """LiteLLM's interface of a provider. Its methods raise LiteLLM's exceptions."""
+
     def __init__(self, connect: Connect = connect) -> None:
         super().__init__()
         self._connect = connect

@@ -1,6 +1,5 @@
-"""Readers of one accepted request, as LiteLLM's objects: whole or as a stream, blocking or in an
-event loop. Streams are classes, because a generator that was never started would not run its
-`finally`."""
+"""Reads the reply to one accepted request as LiteLLM's objects: whole or as a stream, blocking or
+in an event loop. Streams are classes: a generator that was never started runs no `finally`."""
 
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,15 +17,14 @@ from ..wire.openai.routes import EmbeddingsResponse
 from .call import Deadline
 from .errors import LiteLLMErrors
 
-SILENCE = 5.0
-"""Seconds before a heartbeat."""
-EMPTY = types.StreamingChoices()
+SILENCE = 5.0  # seconds before a heartbeat
+EMPTY = types.StreamingChoices()  # to copy
 TEXT_LISTS = "text_lists"
 """Attribute by which `patches` knows `TextLogprobs`: this module may be imported twice."""
 
 
 class TextLogprobs(types.ChoiceLogprobs):
-    """Of a text completion; `patches` copies them past LiteLLM's conversion from chat."""
+    """Those of a text completion; `patches` copies them past LiteLLM's conversion from chat."""
 
     text_lists: dict[str, Any]
 
@@ -38,7 +36,7 @@ class OurLogprobs(types.ChoiceLogprobs):
 
 
 class QuickDelta(types.Delta):
-    """LiteLLM reads some thirty attributes of each, most of them absent: 1 to 2 µs in pydantic."""
+    """Misses absent attributes faster than pydantic: LiteLLM reads some thirty of each delta."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -57,9 +55,9 @@ class TextFinish(types.ModelResponseStream):
 
 
 class ChunkStream:
-    """By LiteLLM's rules (1.106.2, `CustomStreamWrapper`): usage comes before a finish chunk, which
-    contains nothing else. The finish of choice 0 ends the stream, so it comes last. The finish of
-    another choice is the second entry beside an empty choice 0."""
+    """Events as chunks by LiteLLM's rules (1.106.2, `CustomStreamWrapper`): usage comes before a
+    finish chunk, which contains nothing else. The finish of choice 0 ends the stream, so it comes
+    last. The finish of another choice is the second entry beside an empty choice 0."""
 
     def __init__(self, reply_id: str, model: str, created: int, *, text: bool = False) -> None:
         self._head = {"id": f"chatcmpl-{reply_id}", "created": created, "model": model}
@@ -69,6 +67,7 @@ class ChunkStream:
         self.ended = False
 
     def feed(self, events: Iterable[Event]) -> Iterator[types.ModelResponseStream]:
+        """The chunks for these events. Raises the error of `Failed`."""
         for event in events:
             for choice in self._choices.of(event):
                 yield from self._chunks(choice)
@@ -83,6 +82,7 @@ class ChunkStream:
                 raise event.error.exception()
 
     def empty(self) -> types.ModelResponseStream:
+        """A chunk without content: a heartbeat."""
         return self._chunk(_streaming(self._choices.choice(0, {"content": ""})))
 
     def _chunks(self, choice: dict[str, Any]) -> Iterator[types.ModelResponseStream]:
@@ -117,8 +117,8 @@ def _streaming(choice: Mapping[str, Any]) -> types.StreamingChoices:
 def fill(
     response: Any, model: str, body: Mapping[str, Any], done: Done, warnings: Sequence[str]
 ) -> Any:
-    """LiteLLM's conversion of chat to text drops log-probabilities (1.106.2,
-    `convert_chat_to_text_completion`), but does not change a text completion."""
+    """Return LiteLLM's `response` with the reply `body`. For a text completion, make a new object:
+    LiteLLM's conversion drops log-probabilities (1.106.2, `convert_chat_to_text_completion`)."""
     usage = types.Usage(**body["usage"])
     if body["object"] == "list":
         response.data = [types.Embedding(**vector) for vector in body["data"]]
@@ -154,8 +154,7 @@ def _add_headers(
 
 
 class OpenRequest(LiteLLMErrors):
-    """An accepted request in the engine. As a context, it also cancels the request after an error,
-    or a cancellation."""
+    """An accepted request in the engine. A `with` block also cancels it after any exception."""
 
     def __init__(
         self,
@@ -179,17 +178,18 @@ class OpenRequest(LiteLLMErrors):
         self._encoding = encoding
 
     def collect(self, response: Any) -> Any:
+        """Wait for the whole reply. Returns LiteLLM's `response` with it, as `fill` does."""
         with self:
-            whole = self._whole()
-            while (body := whole.body(events := self.events())) is None:
-                pass
+            whole, body = self._whole(), None
+            while body is None:
+                body = whole.body(events := self.events())
             return self._fill(response, body, events[-1])
 
     async def acollect(self, response: Any) -> Any:
         with self:
-            whole = self._whole()
-            while (body := whole.body(events := await self.aevents())) is None:
-                pass
+            whole, body = self._whole(), None
+            while body is None:
+                body = whole.body(events := await self.aevents())
             return self._fill(response, body, events[-1])
 
     def _whole(self) -> api.WholeResponse:
@@ -207,7 +207,7 @@ class OpenRequest(LiteLLMErrors):
             super().__exit__(kind, error, frames)
 
     def events(self) -> list[Event]:
-        """Raises `RequestTimedOut` at the deadline, `EngineDied` past the end."""
+        """Wait for events. Raises `RequestTimedOut` at the deadline, `EngineDied` past the end."""
         try:
             return self._read(self.generation.get(self.deadline.remaining()))
         except RequestTimedOut:
@@ -234,8 +234,8 @@ class OpenRequest(LiteLLMErrors):
 
 
 class ResponseStream:
-    """Errors are LiteLLM's; each frees the request, as does the cancellation of a reader. In a
-    loop, an empty chunk is sent after `heartbeat` silent seconds."""
+    """LiteLLM's chunks of a reply. Errors are LiteLLM's; each frees the request, as does the
+    cancellation of a reader. In a loop, an empty chunk comes after `heartbeat` silent seconds."""
 
     def __init__(self, request: OpenRequest, heartbeat: float | None = None) -> None:
         self._request = request
@@ -283,5 +283,6 @@ class ResponseStream:
 
 
 async def refuse(error: Exception) -> AsyncGenerator[Any, None]:
+    """A stream that only raises `error`."""
     raise error
     yield  # makes it a generator

@@ -1,4 +1,4 @@
-"""The queue of a request's events. Its waiting deltas are joined if their reader is slow."""
+"""The queue of a request's events, and how deltas are joined if its reader is slow."""
 
 import asyncio
 import threading
@@ -13,36 +13,32 @@ Put = Callable[[], None]
 """Puts the events of one engine step into their requests' queues."""
 Deliver = Callable[[Put], None]
 """Runs a `Put` where it wakes readers most cheaply. Never blocks."""
-MAX_JOINED_BYTES = 2**18
-"""Bytes of an event to which nothing more is joined."""
-EVENT_BYTES = 750
-"""Beside its text (measured: pydantic 2.12, CPython 3.11)."""
-CALL_BYTES = 550
-LOGPROB_BYTES = 800
-COMPACT_ABOVE = 2**17
-"""Bytes of waiting events above which those of one choice are joined."""
-UNREAD_LIMIT = 2**25
-"""Bytes of joined events above which a reader is too slow."""
-GET_BYTES = 2**20
-"""Bytes after which one `get` returns no more events."""
+MAX_JOINED_BYTES = 2**18  # of a delta to which nothing more is joined
+EVENT_BYTES = 750  # memory of an event beside its text (measured: pydantic 2.12, CPython 3.11)
+CALL_BYTES = 550  # the same for a `ToolCallDelta`
+LOGPROB_BYTES = 800  # and for a `TokenLogprob`
+COMPACT_ABOVE = 2**17  # bytes of waiting events above which the deltas of a choice are joined
+UNREAD_LIMIT = 2**25  # bytes of joined events above which the reader is too slow
+GET_BYTES = 2**20  # after so many, one `get` returns no more events
 
 
 class EventQueue:
-    """A bounded queue whose writer, any thread, never waits. One reader uses `get` or `aget`.
-    Waiting deltas of one choice are joined. A reader with more than `UNREAD_LIMIT` unread bytes
-    loses them and gets `Failed`."""
+    """A bounded queue. Any thread may `put`, and never waits. One reader uses `get` or `aget`.
+    Waiting deltas of one choice are joined. If more than `UNREAD_LIMIT` bytes are unread, the
+    reader loses all of them and gets `Failed`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
         self._events: list[Event] = []
         self._reader: tuple[int, asyncio.Future[None]] | None = None
-        """Its thread, and what wakes it there."""
-        self.ended = False
-        self.unread = 0
+        """The thread of an `aget` that waits, and the future that wakes it there."""
+        self.ended = False  # whether `Done` or `Failed` was put
+        self.unread = 0  # bytes
         self._compact_above = COMPACT_ABOVE
 
     def put(self, events: Iterable[Event]) -> None:
+        """Add events and wake the reader. Ignores all events after `Done` or `Failed`."""
         with self._lock:
             for event in events:
                 if self.ended:
@@ -50,8 +46,10 @@ class EventQueue:
                 self._append(event)
                 self.ended = isinstance(self._events[-1], Done | Failed)
             self._arrived.notify_all()
-            reader, self._reader = (self._reader, None) if self._readable else (None, self._reader)
-        if reader is not None:  # once, however much comes before it runs
+            reader = self._reader if self._readable else None
+            if reader is not None:  # it is woken once, however much comes before it runs
+                self._reader = None
+        if reader is not None:
             thread, woken = reader
             with suppress(RuntimeError):  # the loop is closed
                 if threading.get_ident() == thread:
@@ -60,19 +58,20 @@ class EventQueue:
                     woken.get_loop().call_soon_threadsafe(_settle, woken)
 
     def give_up(self) -> None:
+        """Replace all unread events by a `Failed` about the slow reader."""
         with self._lock:
             self._drop()
 
     def get(self, timeout: float | None = None) -> list[Event]:
-        """Wait for events. Returns up to about `GET_BYTES`, and an empty list after the last event
-        was read. Raises `RequestTimedOut` after `timeout` seconds without one."""
+        """Wait for events, and return up to about `GET_BYTES` of them; an empty list after the last
+        one was read. Raises `RequestTimedOut` after `timeout` seconds without an event."""
         with self._lock:
             self._arrived.wait_for(lambda: self._readable, timeout)
             return self._take(timeout)
 
     async def aget(self, timeout: float | None = None) -> list[Event]:
-        """A cancellation loses no event, nor is it lost when one arrives (as by `asyncio.wait_for`,
-        Python 3.11). `asyncio.timeout` takes as long as all other work for an event."""
+        """Like `get`, in an event loop. A cancellation loses no event, nor is it lost to an event:
+        `asyncio.wait_for` of Python 3.11 loses one, and `asyncio.timeout` takes too long."""
         with self._lock:
             if self._readable:
                 return self._take(timeout)
@@ -98,9 +97,9 @@ class EventQueue:
     def _take(self, timeout: float | None) -> list[Event]:
         if not self._readable:
             raise RequestTimedOut(f"no event within {timeout:g} s")
-        events, count, taken = compact(self._events), 0, 0
-        while count < len(events) and taken < GET_BYTES:
-            taken += event_bytes(events[count])
+        events, count, nbytes = compact(self._events), 0, 0
+        while count < len(events) and nbytes < GET_BYTES:
+            nbytes += event_bytes(events[count])
             count += 1
         self._replace_events(events[count:])
         return events[:count]
@@ -119,11 +118,9 @@ class EventQueue:
         self._compact_above = 2 * self.unread + COMPACT_ABOVE
 
     def _drop(self) -> None:
-        slow = RequestFailed(
-            f"its reader left {self.unread // 2**20} MiB of the reply unread: read faster, or "
-            "ask for fewer log-probabilities, or fewer vectors at once"
-        )
-        self._replace_events([Failed.of(slow)])
+        slow = f"its reader left {self.unread // 2**20} MiB of the reply unread"
+        remedy = "read faster, or ask for fewer log-probabilities, or fewer vectors at once"
+        self._replace_events([Failed.of(RequestFailed(f"{slow}: {remedy}"))])
         self.ended = True
 
 
@@ -133,13 +130,12 @@ def _settle(woken: asyncio.Future[None]) -> None:
 
 
 def compact(events: Sequence[Event]) -> list[Event]:
-    """Joins deltas; the order within a choice does not change."""
+    """The events with deltas of one choice joined. The order within a choice does not change."""
     if len(events) < 2:
         return [*events]
-    runs: list[list[Any]] = []
-    growing: dict[int, list[Delta]] = {}
-    """By choice: the run that its next delta may join, and (`room`) bytes that fit into it."""
-    room: dict[int, int] = {}
+    runs: list[list[Any]] = []  # each becomes one event
+    growing: dict[int, list[Delta]] = {}  # by choice: the run that its next delta may join
+    room: dict[int, int] = {}  # by choice: bytes that still fit into this run
     for event in events:
         if not isinstance(event, Delta):
             runs.append([event])
@@ -149,6 +145,7 @@ def compact(events: Sequence[Event]) -> list[Event]:
                 growing.clear()
             continue
         run = growing.get(event.index)
+        # within one delta, readers take thoughts before text and text before calls
         if run is None or room[event.index] <= 0 or _last_kind(run[-1]) > _first_kind(event):
             run = growing[event.index] = []
             runs.append(run)
@@ -159,8 +156,8 @@ def compact(events: Sequence[Event]) -> list[Event]:
 
 
 def join_deltas(deltas: Sequence[Delta]) -> Delta:
-    """Of one choice, in one. A piece of a call with a name begins a new call."""
-    calls: list[list[ToolCallDelta]] = []
+    """Deltas of one choice as one delta. A piece of a call with an id or name begins a new call."""
+    calls: list[list[ToolCallDelta]] = []  # the pieces of each call
     for piece in (piece for delta in deltas for piece in delta.tool_calls):
         begins = piece.id is not None or piece.name is not None
         if begins or not calls or calls[-1][0].index != piece.index:
@@ -179,6 +176,7 @@ def join_deltas(deltas: Sequence[Delta]) -> Delta:
 
 
 def _first_kind(delta: Delta) -> int:
+    """What a delta begins with. 0: thoughts or nothing, 1: text, 2: calls."""
     return 0 if delta.reasoning else 1 if delta.content else 2 if delta.tool_calls else 0
 
 
@@ -187,6 +185,7 @@ def _last_kind(delta: Delta) -> int:
 
 
 def event_bytes(event: Event) -> int:
+    """Estimate of the memory of an event."""
     if isinstance(event, Embedded):
         return EVENT_BYTES + len(event.vector)
     if not isinstance(event, Delta):

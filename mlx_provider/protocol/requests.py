@@ -1,7 +1,8 @@
-"""Requests of a client, with its sampling parameters and the operator's options of the model.
+"""Requests of a client, for text (`GenerateRequest`) or vectors (`EmbedRequest`), with the sampling
+parameters and the operator's options of the model.
 
-The reply is a stream of `events`. Each line is a JSON list: the events of one engine step. The
-first line has `Accepted`; the last event is `Done` or `Failed`."""
+Each line of the reply is a JSON list of `events`. The first line has only `Accepted`. The last
+event is `Done` or `Failed`."""
 
 import uuid
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,7 +15,7 @@ from .events import MOST_SECONDS, MOST_TOKENS, FromClient
 
 
 class Sampling(FromClient):
-    """`None`: the model's default, or the neutral value."""
+    """How tokens are drawn. `None`: the model's default, else no effect."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -33,55 +34,56 @@ OWNER_ONLY = frozenset(
     "adapter allow_media draft_model drafter dtype extra keep_alive kv_bits modality reproducible"
     " sparse_prefill trust_remote_code".split()
 )
-"""Options that run code, read files, reach hosts, need separate weights or displace others': never
-set by another machine."""
+"""Options that run code, read files, reach hosts, need separate weights or take memory from others.
+A request from another machine may not set them."""
 NAMED_KEYS = frozenset({"context_length"})
-"""The only options that a request with a named key may set (see `serving.permissions`)."""
+"""The only options that a request with a named key (`server.access`) may set."""
 
 
-class WarmPrompt(FromClient):
+class WarmPrompt(FromClient):  # the beginning of later prompts
     messages: bounds.Messages
     tools: bounds.Tools = Field(default_factory=list)
 
 
 class ModelOptions(FromClient):
+    """Options of one model, with which it is loaded and served."""
+
     model_config = ConfigDict(allow_inf_nan=False)
 
-    adapter: str | None = None
-    trust_remote_code: bool = False
-    context_length: int | None = Field(None, gt=0, le=MOST_TOKENS)
-    kv_bits: Literal[4, 8] | None = None
+    adapter: str | None = None  # folder of a LoRA adapter
+    trust_remote_code: bool = False  # whether code in the checkpoint may run
+    context_length: int | None = Field(None, gt=0, le=MOST_TOKENS)  # `None`: the model's own
+    kv_bits: Literal[4, 8] | None = None  # of the cache; `None`: not quantised
     dtype: Literal["auto", "native", "float32", "bfloat16", "float16"] = "auto"
-    """Of the weights in memory; `native`: as in the checkpoint; `auto`: the same, but float32 on a
-    CPU if that fits into memory."""
-    reproducible: bool = False
-    """Passes have a fixed size, so that a request gives the same tokens in any batch."""
-    modality: Literal["auto", "text"] = "auto"
+    """Type of the weights in memory. `native`: as in the checkpoint. `auto`: the same, but float32
+    on a CPU if that fits into memory."""
+    reproducible: bool = False  # passes of a fixed size: the same tokens in any batch
+    modality: Literal["auto", "text"] = "auto"  # `text`: without the weights for images
     keep_alive: float | None = Field(None, ge=-1, le=MOST_SECONDS)
-    """Seconds without a request until the model is unloaded; -1: never; `None`: when another model
+    """Seconds without a request until the model is unloaded. -1: never. `None`: when another model
     needs the memory."""
+    # YAML reads `off` as `False`
     drafter: Annotated[str, BeforeValidator(lambda name: "off" if name is False else name)] = "auto"
-    """YAML reads `off` as `False`."""
     draft_model: str | None = None
     """Folder of a smaller model with the same vocabulary, for the drafter `model`."""
     sparse_prefill: float | None = Field(None, ge=0.1, le=0.9)
-    """Share of a long prompt's tokens that is prefilled: the most important by the draft model;
-    `None`: all."""
-    tool_parser: str | None = None
-    reasoning_parser: str | None = None
+    """Share of a long prompt's tokens that is prefilled: those that the draft model finds most
+    important. `None`: all."""
+    tool_parser: str | None = None  # its name; `None`: the one that matches the chat template
+    reasoning_parser: str | None = None  # likewise
     pooling: Literal["last", "mean", "cls"] | None = None
-    """Needed if the checkpoint does not say how states become a vector."""
+    """How states become a vector, for a checkpoint that does not say so."""
     allow_media: list[Literal["private", "file"]] = Field(default_factory=list)
     """Beside public addresses: `private` addresses, and files of the engine's machine (`file`)."""
     warm: list[str | WarmPrompt] = Field(default_factory=list, max_length=bounds.MAX_WARM)
     """Prefilled before a tenant's first request. A text is a system prompt."""
-    extra: dict[str, Any] = Field(default_factory=dict)
-    """Passed unchanged to the family's `load` and to drafters."""
+    extra: dict[str, Any] = Field(default_factory=dict)  # for the family's `load` and for drafters
 
 
-class OperatorOptions(ModelOptions):
+class OperatorOptions(ModelOptions):  # of an entry in the gateway's config
     cache_salt: str = "key"
-    """Who shares cached prompts: `key`, `team`, `all`, or all entries with this text."""
+    """Who shares cached prompts: requests with the same `key` or `team` of the gateway, `all`, or
+    those of all entries with this text."""
 
 
 RENDERER_ARGUMENTS = frozenset(
@@ -90,36 +92,37 @@ RENDERER_ARGUMENTS = frozenset(
     " return_tensors sanitize_control_tokens self tokenize tokenizer_kwargs tools"
     " truncation".split()
 )
-"""Arguments of the template's renderer (transformers 5, `apply_chat_template`)."""
+"""Arguments of `apply_chat_template` (transformers 5), which `template` may not set."""
 
 
 class ModelRequest(FromClient):
-    path: ClassVar[str]
+    """What requests for text and for vectors have in common."""
+
+    path: ClassVar[str]  # route of the engine
 
     id: bounds.Name = Field(default_factory=lambda: uuid.uuid4().hex)
     model: bounds.Name
     origin: Literal["owner", "client", "remote", "named"] = "owner"
     """Who chose the model: the engine's owner, a client of a gateway (by a wildcard entry), or
-    another machine, with the engine's key or a named one (set by the engine's TCP server)."""
+    another machine, with the engine's key (`remote`) or a named one. The TCP server sets both."""
     salt: bounds.Label | None = None
-    """Requests with different salts share no cache, nor do local requests with those of other
+    """Requests with different salts share no cache. Neither do local requests and those of other
     machines, unless the owner gives the salt `remote:...`."""
     tenant: bounds.Label | None = None
-    """Tenants share the device. `None`: the salt."""
-    share: float = Field(1.0, ge=1 / 64, le=64)
+    """Whose request it is, for the fair division of the device. `None`: the namespace."""
+    share: float = Field(1.0, ge=1 / 64, le=64)  # the tenant's weight in this division
     options: ModelOptions = ModelOptions()
-    timeout: float | None = Field(None, gt=0, le=MOST_SECONDS)
-    """Seconds from acceptance."""
-    ignored: bounds.Ignored = Field(default_factory=list)
-    """Parameters without effect. Each gives a warning."""
+    timeout: float | None = Field(None, gt=0, le=MOST_SECONDS)  # seconds from arrival in the engine
+    ignored: bounds.Ignored = Field(default_factory=list)  # parameters without effect; each warns
 
     @property
     def remote(self) -> bool:
+        """Whether another machine chose the model."""
         return self.origin in ("remote", "named")
 
     @property
     def namespace(self) -> str:
-        """Requests with the same namespace share prefixes, features of images, grammars."""
+        """Requests with the same namespace share prefixes, features of images, and grammars."""
         salt = self.salt or ""
         return f"remote:{salt}" if self.remote else salt
 
@@ -131,52 +134,51 @@ class EmbedRequest(ModelRequest):
 
     input: bounds.Inputs
     dimensions: int | None = Field(None, ge=1)
-    """First dimensions to return, normalised again."""
+    """Length of the vectors to return: their first numbers, normalised again. `None`: all."""
     prompt_name: bounds.Label | None = None
-    """One of the model's prompts to put before each text; `None`: its default."""
+    """Name of the model's prompt to put before each text. `None`: its default."""
 
 
 class GenerateRequest(ModelRequest):
+    """A reply to `messages`, or the continuation of the text or tokens in `prompt`."""
+
     path: ClassVar[str] = "/v1/generate"
 
     messages: bounds.Messages | None = None
     continues: bool = True
     """A last message of the assistant is the beginning of the reply, not a complete turn."""
-    prompt: str | bounds.Tokens | None = None
-    """Control tokens in its text are interpreted."""
+    prompt: str | bounds.Tokens | None = None  # control tokens in its text are interpreted
     echo: bool = False
-    """Return the prompt's text in `Accepted`. With `logprobs`, each choice begins with those of the
-    prompt's tokens, without content."""
+    """Return the prompt's text in `Accepted`. With `logprobs`, each choice begins with the
+    log-probabilities of the prompt's tokens, without content."""
     tools: bounds.Tools = Field(default_factory=list)
     tool_grammars: bounds.JsonObject = Field(default_factory=dict)
-    """By name of a tool with one text parameter: its `grammar`, with any `tool_choice`."""
+    """The `grammar` of a tool's only parameter, a text, by the tool's name."""
     tool_choice: Literal["none", "auto", "required"] | bounds.JsonObject = "auto"
     parallel_tool_calls: bool = True
     response_format: bounds.JsonObject | None = None
     grammar: bounds.JsonObject | None = None
-    """`{"type": "regex" | "lark", "value": str}`, beside `response_format`."""
-    template: bounds.JsonObject = Field(default_factory=dict)
-    thinking_budget: int | None = Field(None, ge=0)
+    """`{"type": "regex" | "lark", "value": str}` for the reply, in place of `response_format`."""
+    template: bounds.JsonObject = Field(default_factory=dict)  # variables for the chat template
+    thinking_budget: int | None = Field(None, ge=0)  # tokens of thoughts; `None`: no limit
     sampling: Sampling = Sampling()
-    n: int = Field(1, ge=1, le=128)
-    max_tokens: int | None = Field(None, ge=1)
+    n: int = Field(1, ge=1, le=128)  # choices
+    max_tokens: int | None = Field(None, ge=1)  # of each choice; `None`: the rest of the context
     min_tokens: int = Field(0, ge=0)
-    drafts: bool = True
-    sparse_prefill: bool = True
-    """Has an effect only if the operator has enabled it."""
+    drafts: bool = True  # has an effect only if the model has a drafter
+    sparse_prefill: bool = True  # has an effect only with the operator's option
     stop: bounds.StopStrings = Field(default_factory=list)
     stop_token_ids: bounds.TokenIds = Field(default_factory=list)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
     session: bounds.Label | None = None
     """Requests of one session belong together; the prefix cache keeps their prefix longer."""
-    retain: bool = False
-    """The session's next request comes after a long pause."""
+    retain: bool = False  # the session's next request comes after a long pause
 
     @field_validator("tool_choice")
     @classmethod
     def _shorten_choice(cls, choice: str | dict[str, Any]) -> str | dict[str, Any]:
-        """`{"type": "none"}` is `"none"`."""
+        """`{"type": "none"}` means `"none"`, and `any` means `required`."""
         match choice:
             case {"type": "none" | "auto" | "required" | "any" as kind}:
                 return "required" if kind == "any" else str(kind)

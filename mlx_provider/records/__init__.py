@@ -1,5 +1,5 @@
 """The records and types of the plugin interface. `model`: loading and running a checkpoint;
-`parsing` and `reading`: calls and reasoning in replies; `extensions`: all others."""
+`parsing`, with three modules about reading: calls and thoughts; `extensions`: all others."""
 
 # ruff: noqa: F403, F405
 from .blocks import *

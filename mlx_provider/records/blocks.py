@@ -1,8 +1,8 @@
-"""Reads a block of calls in a reply.
+"""Reads a block of a reply: an opening marker, one or more calls, and a closing marker.
 
-`scan_block` makes the generator that reads a block by the means of its parser. `read_block` runs it
-and decides what becomes of the text if that fails: a call is reported, or the text is shown, or
-dropped. Below them is what parsers use in their own generators."""
+`scan_block` makes the generator with which a parser reads a block. `read_block` runs it and, if it
+fails, decides whether the text is shown or dropped. The second part of this file is what parsers
+use in their own generators."""
 
 import re
 
@@ -11,10 +11,18 @@ from .parsing import Parse, ToolCall, ToolParser, Tools
 from .reading import Emit, NotACall, Reading, ShowText, T, TextEnded, TextReader, ends_within
 
 Failure = NotACall | TextEnded
+_MOST_MARKERS = 16
+"""Maximum number of markers in the text of one block."""
+_PROSE = re.compile(r"[^\w<>\[\]{}()|]*\w+[,.;:!?]*[ \t]+\w[^<>\[\]{}()|=]*\Z")
+"""Several words and no markup: a sentence that mentions the marker."""
+_NAME = re.compile(
+    r"""[\[\s]*(?:\{.{0,200}?"(?:name|function|tool_name)"\s*:\s*")?([\w.:/-]+)""", re.DOTALL
+)
+"""The name of a call, perhaps cut: bare, or a value near the beginning of an object."""
 
 
 def scan_block(parser: ToolParser, reader: TextReader, tools: Tools) -> Reading[None]:
-    """The generator for one block; the reader is at its opening marker."""
+    """Make the generator for `read_block`. The reader must be at the opening marker."""
     if parser.scan is None:
         openers = (*parser.openers(), *parser.first)
         return read_marked(reader, openers, parser.end, parser.parse, tools)
@@ -45,12 +53,12 @@ def read_block(
     emit: Emit,
     tools: Tools,
 ) -> Reading[bool]:
-    """Read a block at `marker` with `scan`. False: it was text, which went to `emit`. The caller
-    drops the marks.
+    """Read the block that begins with `marker`, with the generator `scan` of `scan_block`. Returns
+    `False` if it was text, which went to `emit`. The caller then calls `reader.forget_marks`.
 
-    | `scan` raises              | before a call was reported      | after one                  |
+    | `scan` raises              | before a call was reported      | afterwards                 |
     |----------------------------|---------------------------------|----------------------------|
-    | `TextEnded`                | drop a cut call, emit all other | it stays unfinished        |
+    | `TextEnded`                | drop a cut call, emit all other | the call stays unfinished  |
     | `NotACall`, the reply ends | drop a cut call, emit all other | drop with tools, else show |
     | `NotACall`, it goes on     | emit as text                    | show as content            |
     """
@@ -105,14 +113,6 @@ def _is_cut_call(text: str, parser: ToolParser, marker: str, tools: Tools) -> bo
     return parser.cut == "drop"
 
 
-_PROSE = re.compile(r"[^\w<>\[\]{}()|]*\w+[,.;:!?]*[ \t]+\w[^<>\[\]{}()|=]*\Z")
-"""Several words and no markup: a sentence that mentions the marker."""
-_NAME = re.compile(
-    r"""[\[\s]*(?:\{.{0,200}?"(?:name|function|tool_name)"\s*:\s*")?([\w.:/-]+)""", re.DOTALL
-)
-"""The name of a call, perhaps cut: bare, or a value near the beginning of an object."""
-
-
 def _names_tool(text: str, tools: Tools) -> bool:
     """Whether a cut text that begins with a bracket has begun to name one of the tools."""
     if not (found := _NAME.match(text)):
@@ -145,9 +145,8 @@ def _show_malformed(
 
 
 def _read_empty(reader: TextReader, marker: str, closers: tuple[str, ...]) -> Reading[bool]:
-    """Read an empty list of calls: markers with nothing or `[]` between them, or a marker with `[]`
-    after it. False: there is none here. A `[]` without a marker, or in a code fence, is an answer.
-    """
+    """Read an empty list of calls: two markers with nothing or `[]` between them, or a marker and
+    `[]`. False: there is none here. Without a marker, or in a code fence, `[]` is an answer."""
     word = marker.rstrip("[{")
     if not word or word.startswith("```"):
         return False
@@ -168,9 +167,6 @@ def _read_empty(reader: TextReader, marker: str, closers: tuple[str, ...]) -> Re
 
 # ---- for the generators of parsers
 
-_MOST_MARKERS = 16
-"""Maximum number of markers in the text of one block."""
-
 
 def read_marked(
     reader: TextReader, openers: tuple[str, ...], end: str, parse: Parse, tools: Tools
@@ -178,9 +174,9 @@ def read_marked(
     """Read one block and report its calls; the reader is at one of `openers`.
 
     The block ends at the first `end` at which `parse` succeeds, because an argument may contain
-    markers; without `end`, it ends with the reply. A marker inside opens a level, and `end` closes
-    one. If the first level is closed and still nothing parses, the block is text if it held an
-    opener, or when the next one comes."""
+    markers; if `end` is empty, it ends with the reply. An opener inside it opens a level, and `end`
+    closes one. If the first level is closed and nothing has parsed, `NotACall` is raised: at once
+    if it held an opener, else at the next one. Raises `TextEnded` if the reply ends before."""
     yield from reader.accept(*openers)
     text, depth, nested = "", 1, False
     for _ in range(_MOST_MARKERS + 1):
@@ -219,7 +215,7 @@ def _report_parsed(reader: TextReader, found: str, parse: Parse, text: str, tool
 
 
 def report_call(reader: TextReader, call: ToolCall) -> None:
-    """Report a whole call. Raises `TypeError` for the call of a broken parser."""
+    """Report a whole call. Raises `TypeError` if its fields are not text (a broken parser)."""
     if not isinstance(call.name, str) or not isinstance(call.arguments, str):
         raise TypeError(f"name and arguments of a call are text, not {call!r}")
     reader.call(call.name)
@@ -229,7 +225,7 @@ def report_call(reader: TextReader, call: ToolCall) -> None:
 
 def claim(reading: Reading[T], then: ShowText | None = None) -> Reading[T]:
     """Run `reading`, whose text can only be a call: if it raises `NotACall`, all of its text is
-    shown, and no call is looked for in it. `then`: used if the failure has none."""
+    shown, and no call is looked for in it. `then`: for a failure without a `then`."""
     try:
         return (yield from reading)
     except NotACall as failure:
@@ -237,7 +233,7 @@ def claim(reading: Reading[T], then: ShowText | None = None) -> Reading[T]:
 
 
 def show_through(*ends: str) -> ShowText:
-    """Shows the text up to the first of `ends`, which is included, or to the reply's end."""
+    """A function that shows the text up to and with the first of `ends`, or to the reply's end."""
     return _show_blocks(ends)
 
 

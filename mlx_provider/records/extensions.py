@@ -1,8 +1,7 @@
 """Drafters, kernels and clients.
 
-The last part is for kernels of attention: if rows with caches of different lengths decode in one
-call, the keys and values of `scaled_dot_product_attention` are `Parts`, one array for each cache.
-"""
+`Run`, `Parts` and `Part` are for kernels of attention: if rows of several caches decode in a call,
+the keys and values of `scaled_dot_product_attention` are `Parts`, with one array for each cache."""
 
 from __future__ import annotations
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from .model import LoadedModel
 
+Function = Callable[..., Any]
 MOST_DRAFTS = 7
 """Most drafts of a row in one pass: fused attention takes 8 queries (Metal, mlx 0.32.4)."""
 
@@ -26,7 +26,7 @@ class DeviceTokens(Sequence[int]):
     """Drafts on the device, which the engine gives to the model before the host has read them."""
 
     def __init__(self, array: mx.array) -> None:
-        """`array`: (n,) of integers; it may still be computed."""
+        """`array`: (n,) of integers, which need not be computed yet."""
         self.array = array.reshape(-1)
         self._read: Any = None
 
@@ -39,6 +39,7 @@ class DeviceTokens(Sequence[int]):
         return self._read[at]
 
     def first(self, count: int) -> DeviceTokens:
+        """The first `count` tokens, or all if there are fewer."""
         return self if len(self) <= count else DeviceTokens(self.array[:count])
 
 
@@ -97,7 +98,7 @@ class ScoresPrompts(Protocol):
         """Bytes of memory per token until all are scored."""
 
     def scoring(self, tokens: Sequence[int]) -> Scoring:
-        """Computes nothing yet."""
+        """A `Scoring` of a prompt, which has computed nothing yet."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Drafter:
     """(folder of the checkpoint, loaded model, options) -> why it cannot draft for the model, on
     one line for the operator; empty: it can. Reads no weights."""
     start: Callable[[Path, LoadedModel, DraftOptions], Drafting]
-    """Load it (engine thread). Raises errors of `mlx_provider.errors`."""
+    """Same arguments. Load the drafter (engine thread). Raises errors of `mlx_provider.errors`."""
     keeps: Callable[[Drafting], int] = field(default=lambda drafting: 0)
     """Maximum bytes that it keeps for rows, in addition to what `start` has loaded."""
     hidden: bool = False
@@ -145,13 +146,10 @@ class UpstreamPatch:
     """One line for people: what upstream and the replacement do."""
 
 
-Function = Callable[..., Any]
-
-
 @dataclass(frozen=True)
 class Replacement:
     module: str
-    """The module that defines it; functions of the same name from other modules stay."""
+    """The module that defines the function; functions of the same name from other modules stay."""
     name: str
     """A function of that module, or `Class.method` of it with `in_module`."""
     make: Callable[[Function], Function]
@@ -167,7 +165,7 @@ class Replacement:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Replacements for one kind of device. One of those that match is chosen for a loaded model."""
+    """Replacements for one kind of device. A loaded model gets one of the `Kernels` that match."""
 
     name: str
     matches: Callable[[str, str], bool]
@@ -175,6 +173,7 @@ class Kernels:
     replacements: Callable[[], Iterable[Replacement]]
     """Called only if these are chosen: import here what they need, not with the plugin."""
     rank: int = 0
+    """The highest rank of those that match is chosen."""
     serves: str = ""
     """One line for people."""
     patches: tuple[UpstreamPatch, ...] = ()
@@ -188,7 +187,7 @@ class Run:
     cache: Any
     rows: slice
     turned: bool = False
-    """They are L tokens of one row: queries (L, H, 1, D) that stand for (1, H, L, D)."""
+    """The rows are L tokens of one sequence: queries (L, H, 1, D) stand for (1, H, L, D)."""
 
 
 class Parts(list[Any]):

@@ -1,10 +1,11 @@
-"""Reads JSON while it is written, and the parameters in the definitions of tools."""
+"""Reads the parameters in the definitions of tools (first part), and JSON while it is written."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 from .reading import Emit, NotACall, Reading, TextReader
 
@@ -17,16 +18,31 @@ _KINDS = {
     "array": ("arr", "list", "tuple"),
 }
 _PREFIXES = {prefix: kind for kind, prefixes in _KINDS.items() for prefix in prefixes}
+_IMPLIED = {
+    "object": {"properties", "patternProperties", "additionalProperties"},
+    "array": {"items", "prefixItems"},
+}
+_TYPES = {bool: "boolean", str: "string", int: "integer", float: "number", list: "array"}
+_TYPES |= {type(None): "null"}
+MOST_CHOICES = 10_000
+"""Most values of a list of choices. A longer list counts as none."""
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+_SCALAR = re.compile(r"[-+.\w]*")
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
+_LITERALS = {"true": "true", "false": "false", "null": "null"}
+_LITERALS |= {"True": "true", "False": "false", "None": "null"}
+_HEX = frozenset("0123456789abcdefABCDEF")
+_DEEPEST = 100
 
 
 def function_of(tool: Any) -> Mapping[str, Any]:
-    """The function of a tool, which may stand alone; empty: there is none."""
+    """The definition of a tool's function, which may stand alone; empty: there is none."""
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     return function if isinstance(function, Mapping) else {}
 
 
 def listed_parameters(schema: Any) -> tuple[dict[str, Any], set[str]]:
-    """Parameters by name, and the required names; follows references."""
+    """Of a tool's `parameters`: the schemas by name, and the required names. Follows references."""
     properties: dict[str, Any] = {}
     required: set[str] = set()
     for part in _parts(schema):
@@ -54,15 +70,18 @@ def resolve(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
             break
         target: Any = root if schema["$ref"].startswith("#") else None
         for word in schema["$ref"].split("/")[1:]:
-            key = word.replace("~1", "/").replace("~0", "~")
-            target = target.get(key) if isinstance(target, Mapping) else None
+            key = unquote(word).replace("~1", "/").replace("~0", "~")
+            if isinstance(target, list) and key.isdecimal() and len(key) < 9:
+                target = dict(enumerate(target)).get(int(key))
+            else:
+                target = target.get(key) if isinstance(target, Mapping) else None
         schema = target
     return schema if isinstance(schema, dict) else {}
 
 
 def value_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
-    """JSON types that a value may have; empty: its schema does not say. A schema without a type,
-    but with keywords of objects or lists alone, means one; a reference to any other counts as an
+    """JSON types that a value of `schema` may have; empty: unknown. Keywords as `properties` and
+    `items` stand for a missing type (`implied_type`). If no type is found, a reference counts as an
     object. Each schema is read once: references may be many, or circular."""
     found, todo, known, refers = set[str](), [schema], set[int](), False
     while todo:
@@ -80,28 +99,19 @@ def value_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
             listed, branches = values if isinstance(values, list) else [], [*_branches(part)]
             found |= {type_of(value) for value in listed}
             todo += branches
-            found |= set() if listed or branches else implied_type(part)
+            if not listed and not branches:
+                found |= implied_type(part)
     return frozenset(found or ({"object"} if refers else ()))
 
 
 def implied_type(schema: Mapping[str, Any]) -> set[str]:
-    """The type of a schema that does not say it, by keywords of this type."""
+    """The type of a schema without `type`, if all its keywords are of one type; else empty."""
     found = {kind for kind, words in _IMPLIED.items() if words & schema.keys()}
     return found if "type" not in schema and len(found) == 1 else set()
 
 
-_IMPLIED = {
-    "object": {"properties", "patternProperties", "additionalProperties"},
-    "array": {"items", "prefixItems"},
-}
-
-
-MOST_CHOICES = 10_000
-"""Most values of a list of choices. A longer one counts as none."""
-
-
 def listed_values(schema: Any, root: Mapping[str, Any]) -> list[Any] | None:
-    """All values of a schema that lists them. `None`: it does not. Each schema is read once."""
+    """All values of a schema that lists them; `None`: it does not. Each schema is read once."""
     found: list[Any] = []
     todo, known = [resolve(schema, root)], set[int]()
     while todo:
@@ -146,18 +156,6 @@ def type_of(value: Any) -> str:
     return _TYPES.get(type(value), "object")
 
 
-_TYPES = {bool: "boolean", str: "string", int: "integer", float: "number", list: "array"}
-_TYPES |= {type(None): "null"}
-_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
-_SCALAR = re.compile(r"[-+.\w]*")
-_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
-_LITERALS = {"true": "true", "false": "false", "null": "null"}
-_LITERALS |= {"True": "true", "False": "false", "None": "null"}
-_HEX = frozenset("0123456789abcdefABCDEF")
-
-_DEEPEST = 100
-
-
 def read_json(reader: TextReader, emit: Emit) -> Reading[None]:
     """Read one JSON value and emit its text as it comes, as valid JSON: raw line ends in strings
     are escaped, a comma before a closing bracket is dropped, Python's literals become JSON's.
@@ -167,7 +165,7 @@ def read_json(reader: TextReader, emit: Emit) -> Reading[None]:
 
 @dataclass
 class JsonReader:
-    """A format with other strings, keys or scalars replaces their methods."""
+    """What `read_json` does. A format with other strings, keys or scalars overrides the methods."""
 
     reader: TextReader
     emit: Emit
@@ -177,7 +175,7 @@ class JsonReader:
     colon: ClassVar[str] = ":"
 
     def value(self, key: str = "") -> Reading[None]:
-        """`key`: name of the value in an object."""
+        """Read one value. `key`: its name in an object."""
         first = yield from self.reader.at(*self.quotes, "{", "[")
         if first in ("{", "["):
             yield from self.items(first)
@@ -187,7 +185,7 @@ class JsonReader:
             yield from self.scalar(key)
 
     def items(self, opener: str) -> Reading[None]:
-        """An object or a list."""
+        """Read an object or a list, whose bracket is `opener`."""
         self.depth += 1
         if self.depth > _DEEPEST:
             raise NotACall("nested too deeply")
@@ -211,7 +209,7 @@ class JsonReader:
         self.depth -= 1
 
     def space(self) -> Reading[str]:
-        """Returns what is emitted for white space."""
+        """Read white space. Returns the text to emit for it."""
         return (yield from self.reader.space())
 
     def key(self, before: str) -> Reading[str]:
@@ -242,6 +240,7 @@ class JsonReader:
                 emit(json.dumps(character)[1:-1] if character < " " else character)
 
     def scalar(self, key: str) -> Reading[None]:
+        """Read a number or a literal; `key` as in `value`."""
         text = yield from self.reader.run(_SCALAR)
         if text not in _LITERALS and not _NUMBER.fullmatch(text):
             if not text:

@@ -1,7 +1,7 @@
 """Model families: everything about a model that the core does not know.
 
-`prepare` runs on any thread and touches no `mx` array. The other methods run only on the engine
-thread and keep no state on the model object."""
+Of a `LoadedModel`, `prepare` runs on any thread and touches no `mx` array. The other methods run
+only on the engine thread and keep no state on the model object."""
 
 from __future__ import annotations
 
@@ -20,14 +20,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_T = TypeVar("_T")
 Size = tuple[int, int]
 """(height, width)."""
 BICUBIC = 3
-"""Pillow's filters (PIL/Image.py, `Resampling`)."""
+"""One of Pillow's filters (PIL/Image.py, `Resampling`)."""
+Pooling = Literal["last", "mean", "cls"]
+"""The state of the last token, the mean of all states, or the state of the first token."""
+Features = Any
+"""What `LoadedModel.embed` returns for one media item; opaque to the core, cached by hash."""
 
 
 def scale_pixels(pixels: NDArray[np.uint8], size: Size | None, resample: int) -> NDArray[np.uint8]:
-    """Pixels ((frames,) H, W, 3) at another size; `None`: as they are."""
+    """Pixels ((frames,) H, W, 3) at another size, by Pillow's filter; `None`: as they are."""
     if size is None or pixels.shape[-3:-1] == size:
         return pixels
     import numpy as np
@@ -38,13 +43,9 @@ def scale_pixels(pixels: NDArray[np.uint8], size: Size | None, resample: int) ->
     return np.asarray(Image.fromarray(pixels).resize(size[::-1], resample))
 
 
-Pooling = Literal["last", "mean", "cls"]
-"""The state of the last token, the mean of all states, or the state of the first token."""
-
-
 @dataclass(frozen=True)
 class Embedding:
-    """A model's vectors. Its states are those of a `HiddenStatesModel`."""
+    """How a model's hidden states (`HiddenStatesModel`) become a vector of `width` numbers."""
 
     width: int = 0
     pooling: Pooling | None = None
@@ -97,12 +98,6 @@ class TemplateForm:
     """A parameter's `type` can be a list."""
 
 
-_T = TypeVar("_T")
-
-Features = Any
-"""What `LoadedModel.embed` returns for one media item; opaque to the core, cached by hash."""
-
-
 @dataclass(frozen=True)
 class LoadOptions:
     """The operator's options for this model (`model_info` of the config entry)."""
@@ -110,6 +105,7 @@ class LoadOptions:
     adapter: Path | None = None
     trust_remote_code: bool = False
     context_length: int | None = None
+    """In tokens. `None`: that of the model's config."""
     modality: Literal["auto", "text"] = "auto"
     """`text`: load only the weights of the text model."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -130,7 +126,7 @@ class SamplingDefaults:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A loaded model."""
+    """What the core has to know of a loaded model."""
 
     model_type: str
     context_length: int
@@ -174,7 +170,7 @@ class MediaItem:
     shape: tuple[int, ...]
     """(frames,) H, W, 3."""
     decode: Callable[[Size | None, int], NDArray[np.uint8]]
-    """(size, resample) -> pixels; see `pixels` and `scale`."""
+    """(size, or `None` for its own; filter) -> pixels, as `pixels` and `scale` return them."""
     content_hash: str
     """SHA-256 of the original bytes and of everything that changes the pixels."""
     detail: Literal["auto", "low", "high"] = "auto"
@@ -183,7 +179,7 @@ class MediaItem:
 
     @classmethod
     def of(cls, kind: Literal["image", "video"], pixels: NDArray[np.uint8], key: str) -> MediaItem:
-        """`key`: its content hash."""
+        """An item of pixels that are decoded already. `key`: their content hash."""
         return cls(kind, pixels.shape, partial(scale_pixels, pixels), key)
 
     @property
@@ -192,13 +188,13 @@ class MediaItem:
         return self.decode(None, BICUBIC)
 
     def scale(self, height: int, width: int, resample: int = BICUBIC) -> NDArray[np.uint8]:
-        """uint8, (frames,) height, width, 3, with a filter of Pillow's. An image at least four
+        """uint8, (frames,) height, width, 3. `resample`: Pillow's filter. An image at least four
         times as high and wide is first averaged over squares. Raises `MediaError`."""
         return self.decode((height, width), resample)
 
 
 class OnDemand(Generic[_T]):
-    """A value that is made at the first call, and again after `drop`. Any thread."""
+    """A value that is made at the first call, and again after `drop`. Safe from any thread."""
 
     def __init__(self, make: Callable[[], _T]) -> None:
         self._make = make
@@ -276,7 +272,7 @@ class Tokenizer(Protocol):
         """The `tokenizers.Tokenizer` behind it."""
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """`special`: add BOS and similar tokens as in the model's config."""
+        """Token ids. `special`: add BOS and similar tokens as in the model's config."""
 
     def encode_plain(self, text: str, *, before: str = "", special: bool = False) -> list[int]:
         """Token ids of `before`, which can contain control tokens, and a client's `text`, in which
@@ -318,7 +314,7 @@ class LoadedModel(Protocol):
         """Run the vision tower on one item (engine thread)."""
 
     def make_cache(self) -> list[Any]:
-        """A new cache for one row: one entry per layer."""
+        """A new, empty cache for one row: one entry per layer."""
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
         """Append a chunk to the row's cache. Returns the logits (vocab,) after its last token."""
@@ -331,7 +327,7 @@ class LoadedModel(Protocol):
         logits_at: mx.array | None = None,
     ) -> mx.array:
         """Decode one token for each of B rows. tokens: (B,) int32; positions: (B,) int32, the
-        rotary position of each token; returns logits (B, vocab).
+        rotary position of each token; `cache`: of all rows. Returns logits (B, vocab).
 
         In the layout `grouped`, the last rows may be text tokens of one prompt; then `logits_at`,
         (L,) int32, selects the logits to return, (L, vocab). Apply the output matrix only to these
@@ -369,6 +365,8 @@ class PromptLogitsModel(Protocol):
 
 @dataclass(frozen=True)
 class ModelFamily:
+    """How the models of one architecture are recognised and loaded."""
+
     name: str
     matches: Callable[[Mapping[str, Any]], int]
     """Priority for a `config.json`: 0: not served; 1: generic fallback; 10: its own family."""

@@ -14,6 +14,8 @@ from .json_reading import listed_parameters, resolve, value_types
 from .reading import Reading, TextReader
 
 SHORT_ID = 9
+Tools = Sequence[Mapping[str, Any]]
+"""The request's tools, OpenAI form."""
 _LETTERS = string.ascii_letters + string.digits
 
 
@@ -49,7 +51,7 @@ class TaggedArguments:
 
     @property
     def marks_text(self) -> bool:
-        """Whether one can see by its marks that a value is text."""
+        """Whether the marks of a value (`quotes`, `text_key_after`) show that it is text."""
         return bool(self.text_key_after) or self.quotes not in (None, ("", ""))
 
     def may_be_text(self, schema: Any, root: Mapping[str, Any]) -> bool:
@@ -66,7 +68,8 @@ class TaggedArguments:
         )
 
     def write(self, key: str, value: Any, schema: Any, root: Mapping[str, Any]) -> str:
-        """One argument. Without marks of text, all values of a parameter of text are bare."""
+        """The text of one argument. For a parameter that may be text, a text value is written
+        without JSON; if the format has no marks of text, other values get the same `quotes`."""
         is_text = isinstance(value, str)
         bare = self.may_be_text(schema, root) and (is_text or not self.marks_text)
         written = value if bare and is_text else json.dumps(value, ensure_ascii=False)
@@ -95,19 +98,19 @@ class CallGrammar:
     def json(
         cls, start: str, end: str, key: str = "arguments", between: str | None = "\n"
     ) -> CallGrammar:
-        """`{"name": NAME, key: ARGUMENTS}` between two markers. `end` empty: nothing separates two
-        calls, so there is one per reply."""
+        """The grammar of `{"name": NAME, key: ARGUMENTS}` between the markers `start` and `end`. If
+        `end` is empty, nothing separates two calls, so there is one per reply."""
         before = f'{start}{{"name": "{{name}}", "{key}": '
         return cls(before, f"}}{end}", between=between if end else None)
 
     @classmethod
     def json_list(cls, start: str, end: str) -> CallGrammar:
-        """A JSON list of such objects between two markers."""
+        """The grammar of a JSON list of such objects between two markers."""
         call = cls.json("", "")
         return cls(call.before, call.after, f"{start}[", f"]{end}", between=", ")
 
     def write(self, name: str, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-        """One call. `schema`: the tool's parameters, which decide what is text."""
+        """The text of one call. `schema`: the tool's parameters, which decide what is text."""
         return self.write_all([(name, arguments, schema)])
 
     def write_all(
@@ -115,8 +118,8 @@ class CallGrammar:
         calls: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]],
         ids: Sequence[str] = (),
     ) -> str:
-        """`calls`: name, arguments and schema of each; `ids` are made up if there are none. A
-        format with one call per reply is repeated, one per line."""
+        """The text of `calls` (name, arguments and schema of each); `ids` are made up if there are
+        none. If the format has one call per reply, each call is on a line of its own."""
         texts = []
         for number, (name, arguments, schema) in enumerate(calls):
             call_id = short_id(ids[number] if ids else str(number))
@@ -127,7 +130,7 @@ class CallGrammar:
         return self.open + self.between.join(texts) + self.close
 
     def frame(self, number: int, call_id: str, name: str) -> tuple[str, str]:
-        """What stands before and after the arguments of a call."""
+        """The texts before and after the arguments of a call, which is the `number`th."""
         before = self.before.replace("{digits}", str(number)).replace("{id}", call_id)
         return before.replace("{name}", self.name_text(name)), self.after.replace("{id}", call_id)
 
@@ -148,17 +151,14 @@ class CallGrammar:
 
 @dataclass(frozen=True)
 class MessageGrammar:
-    """How a format with an address on every message writes one."""
+    """How a format with an address on every message opens the message of a thought (`thought`) or
+    of the answer (`answer`), and ends a thought."""
 
     thought: str
     thought_end: str
     next: str
     """Opens the message after a thought."""
     answer: str
-
-
-Tools = Sequence[Mapping[str, Any]]
-"""The request's tools, OpenAI form."""
 
 
 @dataclass(frozen=True)
@@ -171,10 +171,8 @@ class ToolCall:
 
 Parse = Callable[[str, Tools], list[ToolCall]]
 """(text between the markers, the request's tools) -> calls. Raises `ValueError`: no call."""
-
-
 Whole = Callable[[TextReader, Tools | None], Reading[None]]
-"""(reply, tools of the request, or None: look for no calls) -> nothing. Reports everything."""
+"""(reply, tools of the request, or `None`: look for no calls) -> nothing. Reports everything."""
 
 
 def _nothing(text: str, tools: Tools) -> list[ToolCall]:
@@ -192,8 +190,8 @@ class ToolParser:
     end: str
     """Text that closes it; empty: the end of the reply."""
     parse: Parse = _nothing
-    """(text between the markers, the request's tools) -> calls. `ValueError`, or `RecursionError`
-    for deep nesting: no call. Any other error is reported as a fault of the parser."""
+    """`ValueError`, or `RecursionError` for deep nesting: no call. Any other error is reported as a
+    fault of the parser."""
     detect: Callable[[str], bool] = lambda template: False
     """Whether a chat template uses this format."""
     scan: Callable[[TextReader, Tools], Reading[None]] | None = None
@@ -233,6 +231,7 @@ class ToolParser:
     format that the model must `write`. The highest rank wins."""
 
     def call_grammar(self) -> CallGrammar:
+        """`grammar`, or its default."""
         if self.grammar is not None:
             return self.grammar
         start = f"{self.start}\n" if self.start else ""
@@ -245,6 +244,7 @@ class ToolParser:
         return tuple(x for x in (self.end, *self.ends) if x)
 
     def visible(self) -> tuple[str, ...]:
+        """All markers: these texts are decoded even if they are special tokens."""
         found = (*self.openers(), *self.first, *self.closers(), *self.markers)
         return tuple(x for x in found if x)
 

@@ -1,7 +1,7 @@
 """A cursor over a reply that is still being written.
 
-A generator over a `TextReader` reads a format. It yields if it needs text that has not arrived, and
-goes on when more has come. It cannot see how the text was cut into pieces, so its result does not
+A generator reads a format with a `TextReader`. It yields if it needs text that has not arrived, and
+its driver resumes it after `feed`. It cannot see how the text was cut, so its result does not
 depend on that."""
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _SPACE = re.compile(r"\s*")
 
 
 class NotACall(ValueError):
-    """The text after a marker is no call. `whole`: everything since the marker is text; if not,
-    only the marker is, and calls are looked for after it. A reader that has begun to read values
-    sets `whole`, because text in a value may look like a call. `then` shows the text after it."""
+    """The text after a marker is no call. `whole`: everything from the marker to here is text; if
+    not, only the marker is, and calls are looked for after it. A parser that has begun to read
+    values sets `whole`, because text in a value may look like a call. `then` shows the text that
+    follows, and implies `whole`."""
 
     def __init__(
         self, message: str = "", *, whole: bool = False, then: ShowText | None = None
@@ -40,8 +41,9 @@ class TextEnded(Exception):
 
 @dataclass(frozen=True)
 class TextEvent:
-    """`call` opens a call (text: its name; id: if the model wrote one), `arguments` is a piece of
-    JSON text, `close` ends a complete call, `reason` and `answer` change the state."""
+    """`content` and `reasoning` are pieces of the answer and of thoughts. `call` opens a call
+    (`text`: its name; `id`: if the model wrote one), `arguments` is a piece of its JSON text,
+    `close` ends a complete call. `reason`: thoughts begin. `answer`: they have ended."""
 
     kind: Literal["content", "reasoning", "call", "arguments", "close", "reason", "answer"]
     text: str = ""
@@ -49,28 +51,33 @@ class TextEvent:
 
 
 class TextReader:
+    """Reads a reply as it arrives, and collects in `events` what generators report about it. Call
+    the methods that return a `Reading` with `yield from`: they wait for text."""
+
     def __init__(self) -> None:
         self.events: list[TextEvent] = []
         self.ended = False
-        self._text = ""
-        self._at = 0
+        self._text = ""  # the reply from position `_base` on: text before that is not needed
         self._base = 0
-        self._marks = 0
+        self._at = 0  # index in `_text` of the first character that is not read
+        self._marks = 0  # open marks
         self._calls = 0
-        self._settled = 0
+        self._calls_end = 0
         self._holding = False
-        self._held: list[TextEvent] = []
-        self._held_calls = 0
+        self._held: list[TextEvent] = []  # while holding: what may go out; `events` may be dropped
+        self._held_calls = 0  # while holding: `_calls` without those that may be dropped
 
     # ---- the driver's side
 
     def feed(self, text: str) -> None:
+        """Add text that has arrived."""
         if self._marks == 0 and self._at:
             self._base += self._at
             self._text, self._at = self._text[self._at :], 0
         self._text += text
 
     def close(self) -> None:
+        """The reply has ended: no text follows."""
         self.ended = True
 
     @property
@@ -78,7 +85,7 @@ class TextReader:
         """Characters read since the reply's beginning."""
         return self._base + self._at
 
-    # ---- what was found
+    # ---- reports: each adds an event, unless its text is empty
 
     def content(self, text: str) -> None:
         if text:
@@ -97,21 +104,21 @@ class TextReader:
         self.events.append(TextEvent("answer"))
 
     def call(self, name: str, call_id: str = "") -> None:
-        """Unless calls are held, it cannot be taken back. `call_id`: as the model wrote it. Raises
-        `NotACall`."""
+        """A call begins. Unless calls are held, this cannot be taken back. `call_id`: if the model
+        wrote one. Raises `NotACall` for half of a surrogate pair in the name or id."""
         if any("\ud800" <= character <= "\udfff" for character in name + call_id):
             raise NotACall("half a surrogate pair is no name", whole=True)
         self._calls += 1
         self.events.append(TextEvent("call", name, call_id))
 
     def arguments(self, text: str) -> None:
-        """A piece of JSON text. Half of a surrogate pair becomes its escape."""
+        """A piece of the call's JSON text. Half of a surrogate pair becomes its escape."""
         if text:
             text = text.encode("utf-8", "backslashreplace").decode()
             self.events.append(TextEvent("arguments", text))
 
     def end_call(self) -> None:
-        self._settled = self.position
+        self._calls_end = self.position
         self.events.append(TextEvent("close"))
         if self._holding:
             self._held.extend(self.events)
@@ -119,13 +126,13 @@ class TextReader:
 
     @property
     def calls_begun(self) -> int:
-        """Complete or not, without those that were dropped again."""
+        """Number of calls so far, complete or not, without those that were dropped again."""
         return self._calls
 
     @property
     def calls_end(self) -> int:
         """Position of the end of the last complete call."""
-        return self._settled
+        return self._calls_end
 
     # ---- going back
 
@@ -144,7 +151,7 @@ class TextReader:
             self._calls = self._held_calls
 
     def give_up(self) -> None:
-        """Reset the state that a failed reader has left."""
+        """After a generator has failed: drop what is held, and all marks."""
         if self._holding:
             self.release_calls(keep=False)
         self.forget_marks()
@@ -158,7 +165,7 @@ class TextReader:
         return found
 
     def mark(self) -> int:
-        """Mark this position; pair with `drop_mark` or `rewind`."""
+        """The position here, for `rewind`. Text after it is kept until `rewind` or `drop_mark`."""
         self._marks += 1
         return self.position
 
@@ -184,18 +191,17 @@ class TextReader:
         return self._text[start - self._base : end - self._base]
 
     def skip(self, count: int) -> str:
+        """Read `count` characters, or fewer if no more have arrived."""
         found = self._text[self._at : self._at + count]
         self._at += len(found)
         return found
 
     def more(self) -> Reading[bool]:
-        """Wait for text beyond what has arrived; False: the reply has ended."""
-        if not self.ended:
-            size = len(self._text) + self._base
-            while len(self._text) + self._base == size and not self.ended:
-                yield
-            return len(self._text) + self._base > size
-        return False
+        """Wait until more text arrives. Returns `False` if the reply ends first."""
+        size = len(self._text) + self._base
+        while len(self._text) + self._base == size and not self.ended:
+            yield
+        return len(self._text) + self._base > size
 
     def peek(self, count: int = 1) -> Reading[str]:
         """The next `count` characters without reading them; fewer only at the reply's end."""
@@ -217,22 +223,21 @@ class TextReader:
         """Read the longest text of which every character matches `pattern` (`[...]*`)."""
         parts: list[str] = []
         while True:
-            match = pattern.match(self._text, self._at)
-            found = match.group() if match else ""
-            parts.append(found)
-            self._at += len(found)
+            parts.append(self._read_match(pattern))
             if self._at < len(self._text) or not (yield from self.more()):
                 return "".join(parts)
 
     def run_some(self, pattern: re.Pattern[str]) -> Reading[str]:
         """Like `run`, but only what has arrived; waits where nothing has."""
         yield from self.peek()
+        return self._read_match(pattern)
+
+    def _read_match(self, pattern: re.Pattern[str]) -> str:
         match = pattern.match(self._text, self._at)
-        found = match.group() if match else ""
-        self._at += len(found)
-        return found
+        return self.skip(len(match.group()) if match else 0)
 
     def space(self) -> Reading[str]:
+        """Read all white space at this position."""
         return (yield from self.run(_SPACE))
 
     def at(self, *literals: str) -> Reading[str]:
@@ -277,13 +282,14 @@ class TextReader:
                 return ""
 
     def until(self, *literals: str) -> Reading[str]:
-        """Read up to the first of `literals` (unread). Raises `TextEnded`."""
+        """Read up to the first of `literals` (unread). Raises `TextEnded` if none comes."""
         parts: list[str] = []
         if not (yield from self.pass_until(literals, parts.append)):
             raise TextEnded
         return "".join(parts)
 
     def rest(self) -> Reading[str]:
+        """Read to the reply's end."""
         parts: list[str] = []
         yield from self.pass_until((), parts.append)
         return "".join(parts)
@@ -292,9 +298,9 @@ class TextReader:
 def read_turn_ends(
     reader: TextReader, ends: Sequence[str], openers: Sequence[str], markers: Sequence[str] = ()
 ) -> Reading[str]:
-    """Read `ends` of turns directly after a call; elsewhere they are text. If the reply is cut
-    inside one of all these texts, that piece is dropped. Returns the white space before the next
-    text."""
+    """Read `ends` of turns directly after a call; elsewhere they are text. If the reply ends inside
+    one of `ends`, `openers` or `markers`, that piece is dropped. Returns the white space before the
+    next text."""
     while True:
         space = yield from reader.space()
         found = yield from reader.at(*ends, *openers, *markers)
@@ -313,8 +319,8 @@ def ends_within(reader: TextReader, literals: Iterable[str]) -> bool:
 
 
 def partial_at(text: str, literals: Iterable[str], start: int = 0) -> int:
-    """Where the end of `text` may begin a literal; `len(text)`: nowhere. Caches no literals, which
-    may be a client's."""
+    """The first index from `start` on at which the rest of `text` is the beginning of a literal;
+    `len(text)`: nowhere. Caches no literals, which may be a client's."""
     found = len(text)
     for literal in literals:
         at = max(start, len(text) - len(literal) + 1)

@@ -55,20 +55,20 @@ KINDS: dict[type, Kind] = {
 }
 
 
-def _texts(value: object) -> bool:
+def _are_texts(value: object) -> bool:
     return isinstance(value, tuple) and all(isinstance(text, str) for text in value)
 
 
 TEXTS: dict[object, tuple[Callable[[Any], bool], str]] = {
     "str": (lambda value: isinstance(value, str), "text"),
     "str | None": (lambda value: isinstance(value, str | None), "text or None"),
-    "tuple[str, ...]": (_texts, "a tuple of texts"),
+    "tuple[str, ...]": (_are_texts, "a tuple of texts"),
     "tuple[str, str] | None": (
-        lambda value: value is None or (_texts(value) and len(value) == 2),
+        lambda value: value is None or (_are_texts(value) and len(value) == 2),
         "two texts or None",
     ),
 }
-"""Allowed content of a field, with its description."""
+"""A test of a field's value, and the words for what is allowed, by the annotation of the field."""
 
 
 def check_texts(record: Any, where: str) -> None:
@@ -90,9 +90,12 @@ def check_texts(record: Any, where: str) -> None:
 
 @dataclass(frozen=True)
 class Contents:
+    """What one plugin brings."""
+
     manager: pluggy.PluginManager
     """Holds only this plugin, so that its hooks cannot affect another's."""
     api: int
+    """The version of the plugin interface that it was written for."""
     hooks: tuple[str, ...]
     records: Mapping[type, tuple[Any, ...]]
     """By the keys of `KINDS`."""
@@ -123,7 +126,7 @@ def load(entry_point: EntryPoint) -> Contents:
 
 
 def _api(module: Any) -> int:
-    """Raises `PluginError` for an unsupported version."""
+    """The version that a plugin states. Raises `PluginError` if it is not supported."""
     wanted = getattr(module, "mlx_provider_api", hookspecs.API_VERSION)
     if type(wanted) is not int:
         raise PluginError(f"mlx_provider_api is {wanted!r}, not a whole number")
@@ -176,18 +179,20 @@ def _check_patches(patches: object, where: str) -> None:
 
 
 class Catalog(Generic[R]):
-    """A third party may replace a built-in record, but two third parties must not conflict."""
+    """The records of one kind, with the plugins that own them. A third party may replace a built-in
+    record by one with the same name, but two third parties must not conflict."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._owned: dict[str, tuple[R, Plugin]] = {}
 
     def check(self, records: Sequence[R], plugin: Plugin) -> None:
-        """Raise `PluginError` if another plugin has a record's name or a third party's alias."""
+        """Raise `PluginError` if one of these records would conflict. A third party's must not have
+        a name or alias of another third party's, nor a built-in one that of another built-in."""
         for record in records:
-            owned = self._owned.get(canonical(record.name))
-            if owned is not None and (not owned[1].built_in or plugin.built_in):
-                self._refuse(record.name, owned[1], plugin)
+            _, former = self._owned.get(canonical(record.name), (None, None))
+            if former is not None and (plugin.built_in or not former.built_in):
+                self._refuse(record.name, former, plugin)
             for other, owner in self._owned.values():
                 if plugin.built_in == owner.built_in:
                     for name in _spellings(record) & _spellings(other):
@@ -199,16 +204,14 @@ class Catalog(Generic[R]):
         )
 
     def add(self, records: Sequence[R], plugin: Plugin) -> dict[str, Plugin]:
-        """Return the former owner of each name that was replaced."""
-        replaced = {
-            r.name: self._owned[canonical(r.name)][1]
-            for r in records
-            if canonical(r.name) in self._owned
-        }
+        """Add records that `check` has passed. Returns the former owner of each replaced name."""
+        former = ((record.name, self._owned.get(canonical(record.name))) for record in records)
+        replaced = {name: owned[1] for name, owned in former if owned is not None}
         self._owned.update({canonical(record.name): (record, plugin) for record in records})
         return replaced
 
     def names(self) -> dict[str, R]:
+        """Records by name, without aliases."""
         return {record.name: record for record, _ in self._owned.values()}
 
     def spellings(self) -> dict[str, R]:
@@ -222,7 +225,7 @@ class Catalog(Generic[R]):
         return found
 
     def find(self, name: str, param: str) -> R:
-        """Raises `BadRequest`, with similar names."""
+        """The record with this name or alias. Raises `BadRequest` with similar names."""
         known = self.spellings()
         for spelling, record in known.items():
             if canonical(spelling) == canonical(name):
@@ -232,6 +235,7 @@ class Catalog(Generic[R]):
         raise BadRequest(f"no {self.kind} {name!r} is installed; {hint}", param=param)
 
     def by_preference(self) -> Iterator[tuple[R, Plugin]]:
+        """Third parties' records first, then built-in ones, each in the order of loading."""
         yield from sorted(self._owned.values(), key=lambda owned: owned[1].built_in)
 
 
@@ -240,9 +244,9 @@ def _spellings(record: Any) -> set[str]:
 
 
 def adopt(cli: typer.Typer, hooks: pluggy.HookRelay) -> None:
-    """Add the commands of a plugin's `mlx_register_commands` to `cli`; on any error, none. They are
-    built once on a separate app, so that a signature that typer cannot read fails here, not at
-    `--help`. Raises `PluginError` for a name in use, and any error of the plugin."""
+    """Add the commands of one plugin (`hooks`) to `cli`; on any error, none. They are built once on
+    a separate app, so that a signature that typer cannot read fails here, not at `--help`. Raises
+    `PluginError` for a name in use, and any error of the plugin."""
     import typer
     from typer.main import get_group
 
@@ -258,8 +262,8 @@ def adopt(cli: typer.Typer, hooks: pluggy.HookRelay) -> None:
 
 
 def names(app: typer.Typer) -> set[str]:
-    """Names of commands and groups, without building them, which takes time. As in
-    `typer.main.get_group_from_info` (typer 0.29)."""
+    """Names of an app's commands and groups, as `typer.main.get_group_from_info` (typer 0.29) finds
+    them, but without building the commands, which takes time."""
     from typer.main import get_command_name, solve_typer_info_defaults
 
     found = {

@@ -18,18 +18,27 @@ from ..records import UpstreamPatch
 
 FIRST_PARTY = "mlx-provider"
 """The distribution whose plugins a third party may replace."""
+SELECTION = "MLX_PROVIDER_PLUGINS"
+"""Variable that chooses plugins. Unset: all. Empty: none. Else a comma-separated list of names."""
+SUFFIXES = (".py", ".jinja", ".jinja2", ".lark", ".metal", ".so", ".dylib")
+"""Source files. A plugin may write other files beside these while it runs."""
+MAX_FILES = 2000  # of one plugin
+_MARKS = re.compile(r"[-_. ]")
 
 
 @dataclass(frozen=True)
 class Plugin:
+    """An installed plugin. The fields from `hooks` on are set when it has been loaded."""
+
     name: str
     distribution: str
     version: str
     hooks: tuple[str, ...] = ()
     records: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By kind (`model family`, `tool parser`, `kernels` ...)."""
+    """Names of its records by kind (`model family`, `tool parser`, `kernels` ...)."""
     patches: tuple[UpstreamPatch, ...] = ()
     error: str | None = None
+    """Why it was left out completely; `None`: it is in use."""
     notes: tuple[str, ...] = ()
     """Later faults and replacements, while the rest of the plugin stays in use."""
 
@@ -46,20 +55,15 @@ class Plugin:
         return f"{self.name} ({self.distribution} {self.version})"
 
 
-SELECTION = "MLX_PROVIDER_PLUGINS"
-"""Variable that chooses plugins. Unset: all. Empty: none. Else a comma-separated list of names."""
-
-
 def find_plugins() -> list[tuple[Plugin, EntryPoint]]:
     """Installed plugins, not loaded yet: built-in ones first, then by distribution and name."""
     read = cache(_read_distribution)  # most plugins are in one distribution
     found = [(Plugin(p.name, *read(p.dist)), p) for p in entry_points(group=PROJECT)]
-    return sorted(
-        found, key=lambda pair: (not pair[0].built_in, pair[0].distribution, pair[0].name)
-    )
+    return sorted(found, key=lambda p: (not p[0].built_in, p[0].distribution, p[0].name))
 
 
 def selection(environ: Mapping[str, str]) -> frozenset[str] | None:
+    """Names of the plugins that `SELECTION` chooses; `None`: all."""
     given = environ.get(SELECTION)
     if given is None:
         return None
@@ -76,11 +80,6 @@ def _read_distribution(dist: Distribution | None) -> tuple[str, str]:
     return FIRST_PARTY if normal == FIRST_PARTY else name, version
 
 
-SUFFIXES = (".py", ".jinja", ".jinja2", ".lark", ".metal", ".so", ".dylib")
-"""Source files. A plugin may write other files beside these while it runs."""
-MAX_FILES = 2000
-
-
 def times(point: EntryPoint) -> dict[str, tuple[int, int]]:
     """Modification time in nanoseconds and size in bytes of each source file."""
     found = {}
@@ -94,13 +93,13 @@ def times(point: EntryPoint) -> dict[str, tuple[int, int]]:
 
 
 def digest(point: EntryPoint) -> str:
-    """Of the source files, independent of their location."""
+    """A hash of the source files' names and content, whatever folder they are in."""
     parts = sorted((Path(path).name, _hash_content(path)) for path in _files(point))
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 def _files(point: EntryPoint) -> Iterator[str]:
-    """The module of an entry point, or all files of its package. Imports nothing."""
+    """The module of an entry point, or source files of its package. Imports nothing."""
     spec = _package(point.module)
     if spec is None or spec.origin is None:
         return iter(())
@@ -109,6 +108,7 @@ def _files(point: EntryPoint) -> Iterator[str]:
 
 
 def _package(module: str) -> ModuleSpec | None:
+    """The outermost package of a module that is no namespace package, or the module itself."""
     first, *rest = module.split(".")
     try:
         spec = importlib.util.find_spec(first)
@@ -127,11 +127,9 @@ def _walk(roots: list[str]) -> Iterator[str]:
     for root in roots:
         for folder, folders, names in os.walk(root):
             folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
-            yield from (
-                f"{folder}/{name}"
-                for name in names
-                if name.endswith(SUFFIXES) and not name.startswith(".")
-            )
+            for name in names:
+                if name.endswith(SUFFIXES) and not name.startswith("."):
+                    yield f"{folder}/{name}"
 
 
 def _hash_content(path: str) -> bytes:
@@ -141,16 +139,13 @@ def _hash_content(path: str) -> bytes:
         return b""
 
 
-_MARKS = re.compile(r"[-_. ]")
-
-
 def canonical(name: str) -> str:
     """The common form of `My-Format`, `my_format` and `myformat`."""
     return _MARKS.sub("", name).lower()
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 3) -> str:
-    """A question with at most so many similar names; empty: none is similar."""
+    """A question with at most `most` names of `known` that are similar; empty: none is."""
     spelt: dict[str, str] = {}
     for other in known:
         spelt.setdefault(canonical(other), other)

@@ -63,6 +63,7 @@ class PluginRegistry:
 
     @classmethod
     def of(cls, context: typer.Context) -> PluginRegistry:
+        """The registry that a running command has already, else a new one."""
         return context.find_object(cls) or cls.discover()
 
     @property
@@ -86,14 +87,22 @@ class PluginRegistry:
         return self._catalogs[kind]
 
     def sources(self, plugin: Plugin) -> str:
-        """Digest of a third party's source files when they were loaded; empty if built in."""
+        """Digest of a third party's source files when it was loaded; empty: a built-in plugin."""
         return self._digests.get(plugin.key, "")
 
     def computing(self, family: Plugin) -> str:
-        """Digests of third parties' sources that the KV of a plugin's models depends on."""
+        """Digests of the third parties' sources that KV depends on: of `family` and all kernels."""
         kernels = [plugin for plugin in self.plugins if plugin.records.get(self._of(Kernels).kind)]
         plugins = {plugin.key: plugin for plugin in (family, *kernels)}.values()
         return " ".join(filter(None, (self.sources(plugin) for plugin in plugins)))
+
+    def register_commands(self, cli: typer.Typer) -> None:
+        """Add plugins' commands. A plugin that raises or uses an existing name adds none."""
+        for key, manager in self._managers.items():
+            part = "its commands are left out"
+            self._try(self._plugins[key], part, partial(adopt, cli, manager.hook), None)
+
+    # ---- by name or alias; an unknown name raises `BadRequest`
 
     def client(self, name: str) -> Client:
         return self._of(Client).find(name, "client")
@@ -101,21 +110,23 @@ class PluginRegistry:
     def drafter(self, name: str) -> Drafter:
         return self._of(Drafter).find(name, "drafter")
 
-    def automatic_drafters(self) -> list[Drafter]:
-        """Best first, third parties' before built-in ones."""
-        found = [drafter for drafter, _ in self._of(Drafter).by_preference() if drafter.automatic]
-        return sorted(found, key=lambda drafter: -drafter.automatic)
-
     def tool_parser(self, name: str) -> ToolParser:
         return self._of(ToolParser).find(name, "tool_parser")
 
     def reasoning_parser(self, name: str) -> ReasoningParser:
         return self._of(ReasoningParser).find(name, "reasoning_parser")
 
+    # ---- the best ones for a use; at equal rank, a third party's has precedence
+
+    def automatic_drafters(self) -> list[Drafter]:
+        """Drafters for an operator who names none, the highest rank (`automatic`) first."""
+        found = [drafter for drafter, _ in self._of(Drafter).by_preference() if drafter.automatic]
+        return sorted(found, key=lambda drafter: -drafter.automatic)
+
     def family_for(self, config: Mapping[str, Any]) -> tuple[ModelFamily, Plugin]:
-        """The family with the highest priority for a `config.json`, and its plugin; at equal
-        priority, a third party's. A `matches` that raises or returns no number is no match, and is
-        noted on its plugin. Raises `UnsupportedModel`."""
+        """The family with the highest priority for a `config.json`, and its plugin. If `matches`
+        raises or returns no number, this is no match, and is noted on its plugin. Raises
+        `UnsupportedModel` if no family matches."""
 
         def rank(family: ModelFamily) -> int | None:
             priority = int(family.matches(config))
@@ -128,18 +139,20 @@ class PluginRegistry:
         return family, self._plugins[owner.key]
 
     def detect_tool_parser(self, template: str) -> ToolParser | None:
+        """The parser for the format that a chat template uses; `None`: no parser knows it."""
         return self._detect(self._of(ToolParser), template)
 
+    def detect_reasoning_parser(self, template: str) -> ReasoningParser | None:
+        """Like `detect_tool_parser`, for thoughts."""
+        return self._detect(self._of(ReasoningParser), template)
+
     def fallback_tool_parser(self, part: Literal["read", "write"]) -> ToolParser | None:
-        """At equal rank, a third party's has precedence."""
+        """The parser to `read` or `write` calls if a template shows no known format, if any."""
         found = (p for p, _ in self._of(ToolParser).by_preference() if p.fallback == part)
         return max(found, key=lambda record: record.rank, default=None)
 
-    def detect_reasoning_parser(self, template: str) -> ReasoningParser | None:
-        return self._detect(self._of(ReasoningParser), template)
-
     def kernels_for(self, device: str, precision: str) -> tuple[str, list[Replacement]] | None:
-        """Name and replacements of the highest-ranking kernels; at equal rank, a third party's. If
+        """Name and replacements of the kernels that match (`Kernels.matches`); `None`: none do. If
         kernels fail, this is noted on their plugin, and the next ones are tried."""
         preferred = sorted(self._of(Kernels).by_preference(), key=lambda owned: -owned[0].rank)
         for kernels, owner in preferred:
@@ -148,12 +161,6 @@ class PluginRegistry:
                 if found is not None:
                     return kernels.name, found
         return None
-
-    def register_commands(self, cli: typer.Typer) -> None:
-        """A plugin that raises or uses an existing name adds none."""
-        for key, manager in self._managers.items():
-            part = "its commands are left out"
-            self._try(self._plugins[key], part, partial(adopt, cli, manager.hook), None)
 
     def _load(self, plugin: Plugin, entry_point: EntryPoint) -> None:
         self._plugins[plugin.key] = plugin
@@ -177,8 +184,8 @@ class PluginRegistry:
         for catalog, records in found:
             self._add(catalog, records, plugin)
         if contents.api < hookspecs.API_VERSION:
-            told = f"written for plugin API {contents.api}, this mlx-provider has"
-            self._note(plugin.key, f"{told} {hookspecs.API_VERSION}: update the plugin")
+            versions = f"written for plugin API {contents.api}, this mlx-provider has"
+            self._note(plugin.key, f"{versions} {hookspecs.API_VERSION}: update the plugin")
 
     def _add(self, catalog: Catalog[R], records: tuple[R, ...], plugin: Plugin) -> None:
         for name, owner in catalog.add(records, plugin).items():

@@ -1,5 +1,5 @@
-"""New plugins from templates, whose tests pass at once: `templates/common` and a folder for each
-kind. All are Jinja2 files; `package` becomes the name of the module."""
+"""Writes a new plugin, whose tests pass at once, from the Jinja2 files in `templates/common` and in
+the folder of its kind. A folder `package` gets the name of the plugin's module."""
 
 import re
 from dataclasses import dataclass
@@ -12,10 +12,11 @@ from ..errors import BadRequest
 from ..hookspecs import API_VERSION
 from ..registry import PluginRegistry, canonical, find_plugins
 
-LONGEST = 40
+LONGEST = 40  # characters of a plugin's name
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _PREFIX = re.compile(r"mlx[-_]provider[-_]", re.IGNORECASE)
 PACKAGE, SUFFIX = "package", ".jinja"
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Kind:
     option: str
     """Option of the command line without dashes, and folder of the template."""
     record: str
+    """The kind of its record, as in `Plugin.records`."""
     about: str
 
 
@@ -39,7 +41,7 @@ KINDS = {
 
 
 class PluginName:
-    """`name`: of the plugin and its record, `two_words`."""
+    """A plugin's names. `name`: of the plugin and its record, such as `two_words`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -48,7 +50,8 @@ class PluginName:
 
 
 def plugin_name(given: str, kind: Kind, registry: PluginRegistry) -> PluginName:
-    """A name that is not in use. Raises `BadRequest` with the remedy."""
+    """The names for what a user gives. Raises `BadRequest`, with the remedy, if `given` cannot be a
+    name, or if an installed plugin or a record of this kind has it."""
     name = PluginName(_plain(given))
     for plugin, _ in find_plugins():
         same = canonical(plugin.name) == canonical(name.name)
@@ -81,11 +84,9 @@ def _plain(given: str) -> str:
     return name
 
 
-TEMPLATES = Path(__file__).parent / "templates"
-
-
 def write_plugin(name: PluginName, kind: Kind, parent: Path) -> list[Path]:
-    """Returns the new files. Raises `BadRequest` if the folder exists or cannot be made."""
+    """Write a plugin into a new folder in `parent`. Returns the paths of its files. Raises
+    `BadRequest` if the folder exists or cannot be made."""
     folder = parent / name.distribution
     texts = render(name, kind)
     try:
@@ -104,12 +105,9 @@ def write_plugin(name: PluginName, kind: Kind, parent: Path) -> list[Path]:
 
 
 def render(name: PluginName, kind: Kind) -> dict[str, str]:
-    given = {
-        "plugin": name,
-        "kind": kind,
-        "api": API_VERSION,
-        "oldest": ".".join(__version__.split(".")[:2]),
-    }
+    """The text of each file by its path below the plugin's folder."""
+    oldest = ".".join(__version__.split(".")[:2])  # version of mlx-provider
+    given = {"plugin": name, "kind": kind, "api": API_VERSION, "oldest": oldest}
     found = {}
     for source in ("common", kind.option):
         folder = TEMPLATES / source

@@ -1,6 +1,6 @@
 """Access to a server on TCP: the operator's key (given, or created in a file of the engine's user),
-named keys for others, and the refusal of web pages and of clients without a key; and the form of
-responses to errors."""
+named keys for others, and the refusal of web pages and of clients without a key. Also the responses
+to errors."""
 
 import hashlib
 import ipaddress
@@ -31,28 +31,27 @@ from ..errors import (
 )
 from ..protocol.events import ErrorBody
 from ..safe_open import make_folder, read_trusted
-from ..wire.routes import ERRORS
+from ..wire import ERRORS
 
 MAX_KEY_FILE_BYTES = 2**16
 MIN_NAMED_KEY = 16
 """Characters. With a shorter second word, a line is probably a pass phrase, not `NAME KEY`."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-SCOPE_KEY = "mlx_provider.key"
-SCOPE_CONNECTION = "mlx_provider.connection"
+SCOPE_KEY = "mlx_provider.key"  # in the ASGI scope of a request: its `Key`
+SCOPE_CONNECTION = "mlx_provider.connection"  # in its `state`: a weakref to the connection
 JSON = "application/json"
 
 
 @dataclass(frozen=True)
 class Key:
-    """Its text is not in its `repr`."""
+    """A key that requests must send. Its text is not in its `repr`."""
 
     text: str = field(repr=False)
-    name: str | None = None
-    """Tenant of its requests. `None`: the operator's key, without limits."""
+    name: str | None = None  # whose key it is; `None`: the operator's, without limits
 
     def sender_fields(self, salt: str | None) -> dict[str, Any]:
-        """Fields of a request that this key decides. `salt`: as the request has it. Those of
-        one named key have caches of their own, and are one tenant."""
+        """Fields of a request that this key decides. `salt`: as the request has it. The requests of
+        a named key share caches only with each other, and are one tenant."""
         if self.name is None:
             return {"origin": "remote"}
         tenant = f"key {self.name}:"
@@ -61,6 +60,7 @@ class Key:
 
 
 def remote_sender_fields(scope: Scope, salt: str | None) -> dict[str, Any]:
+    """`Key.sender_fields` for a request that `Gate` has admitted."""
     key: Key = scope[SCOPE_KEY]
     return key.sender_fields(salt)
 
@@ -71,6 +71,7 @@ def local_sender_fields(scope: Scope, salt: str | None) -> dict[str, Any]:
 
 
 def key_name(scope: Scope) -> str:
+    """Name of the request's key. Empty: the operator's key, or a request without a key."""
     key: Key | None = scope.get(SCOPE_KEY)
     return (key.name or "") if key else ""
 
@@ -144,6 +145,7 @@ def engine_keys(
 
 
 def own_key_file(environ: Mapping[str, str] = os.environ) -> Path:
+    """The file of the key that the engine creates itself."""
     base = environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(base).expanduser() / "mlx-provider" / "engine.key"
 
@@ -166,8 +168,8 @@ def _ensure_key(file: Path) -> None:
 
 
 class Gate:
-    """ASGI middleware that refuses requests by their headers. Web pages can send requests to
-    loopback by their visitor's browser: these have an `Origin`, the page's host, or no JSON."""
+    """ASGI middleware that refuses requests by their headers. A web page can make its visitor's
+    browser send requests to loopback: these have an `Origin`, the page's `Host`, or no JSON."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[Key], hosts: Iterable[str]) -> None:
         """`keys`: every request must send one. `hosts`: names by which clients may address this
@@ -199,19 +201,16 @@ class Gate:
         if scope["method"] == "POST" and media_type != JSON:
             raise WrongContentType(f"send the body as content-type: {JSON}", param="content-type")
         scope[SCOPE_KEY] = key
-        connection = scope.get("state", {}).get(SCOPE_CONNECTION, lambda: None)()
-        if connection is not None:
+        reference = scope.get("state", {}).get(SCOPE_CONNECTION)
+        if reference is not None and (connection := reference()) is not None:
             connection.admit(key_name(scope))
 
     def _check_origin(self, headers: Headers) -> None:
         host = host_of(headers.get("host", ""))
         # A page can rebind its host name to this machine, but not an IP address.
         if host not in self._hosts and not _is_ip(host):
-            raise Forbidden(
-                "this Host is not the engine's: address it by IP, or let its owner list the name "
-                "(MLX_PROVIDER_ALLOWED_HOSTS)",
-                param="host",
-            )
+            remedy = "address it by IP, or let its owner list the name (MLX_PROVIDER_ALLOWED_HOSTS)"
+            raise Forbidden(f"this Host is not the engine's: {remedy}", param="host")
         if "origin" in headers:
             raise Forbidden("requests of web pages are refused (header Origin)", param="origin")
 
@@ -224,10 +223,8 @@ class OperatorOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if key_name(scope):
-            raise Forbidden(
-                "a named key may not use this route: send the engine's key without a name (a line "
-                "KEY in its key file)"
-            )
+            remedy = "send the engine's key without a name (a line KEY in its key file)"
+            raise Forbidden(f"a named key may not use this route: {remedy}")
         await self._app(scope, receive, send)
 
 
@@ -244,6 +241,7 @@ def _is_ip(host: str) -> bool:
 
 
 def host_of(header: str) -> str:
+    """The name or IP address in a `Host` header, in lower case."""
     name = header.rsplit(":", 1)[0] if header.rfind(":") > header.rfind("]") else header
     return name.strip("[]").rstrip(".").lower()
 

@@ -14,11 +14,11 @@ from ..errors import BadRequest
 from ..protocol.requests import ModelOptions
 from .incoming import NDJSON
 
-HEARTBEAT = 10.0
-"""Seconds between empty lines, which detect a lost connection."""
+HEARTBEAT = 10.0  # seconds between empty lines, which detect a lost connection
 
 
 async def until_stopped(stopping: anyio.Event, seconds: float) -> AsyncIterator[None]:
+    """Yields every `seconds`, and ends when `stopping` is set."""
     while not stopping.is_set():
         with anyio.move_on_after(seconds):
             await stopping.wait()
@@ -27,7 +27,7 @@ async def until_stopped(stopping: anyio.Event, seconds: float) -> AsyncIterator[
 
 
 class ListenerRequest(BaseModel):
-    """Key of the agent, and fields that each of its requests gets."""
+    """The key that the agent will send, and fields that each of its requests gets."""
 
     model_config = ConfigDict(extra="forbid")
     key: str = Field(min_length=32, pattern=r"^[!-~]+$", repr=False)
@@ -37,6 +37,8 @@ class ListenerRequest(BaseModel):
 
 
 class ListenerRoute:
+    """The route that opens a listener. `app` makes the application that the agent then uses."""
+
     def __init__(self, app: Callable[[ListenerRequest], ASGIApp], stopping: anyio.Event) -> None:
         self.listen: Callable[[ASGIApp], AbstractAsyncContextManager[str]]
         """Opens a port and gives its URL. Set by the server that runs the engine."""
@@ -44,7 +46,7 @@ class ListenerRoute:
         self._stopping = stopping
 
     async def open(self, request: Request) -> Response:
-        """A line with the URL; then empty lines while the listener is open."""
+        """Responds with a line with the URL, then with empty lines while the listener is open."""
         try:
             body = ListenerRequest.model_validate_json(await request.body())
         except ValidationError as error:

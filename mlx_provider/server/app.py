@@ -1,4 +1,4 @@
-"""The HTTP application over a `ChatService`."""
+"""The HTTP application over a `ChatService`: its routes, and the small ones themselves."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ..protocol.health import Health
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from ..serving.hub import on_this_machine
 from ..settings import EngineSettings
+from ..wire import AGENTS, GENERATE
 from ..wire.api import Fields
 from ..wire.openai.answer import error_body
-from ..wire.routes import AGENTS, GENERATE
 from .access import (
     Gate,
     Key,
@@ -53,9 +53,9 @@ PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class EngineApp:
-    """`keys`, `hosts`: for an engine on TCP, see `access.Gate`; without keys it listens on its
-    owner's socket, and `identity` tells what it was started with. `blas`: the library that computes
-    on a CPU. `body_bytes`: limit for all bodies that are read or prepared at once."""
+    """`asgi` is the application. `keys`, `hosts`: for an engine on TCP, see `access.Gate`; without
+    keys it listens on its owner's socket, and `identity` says what it was started with. `blas`: the
+    library that computes on a CPU. `body_bytes`: limit of all bodies that are read or prepared."""
 
     def __init__(
         self,
@@ -110,16 +110,12 @@ class EngineApp:
         return Generate(self._service, incoming, self.stopping, parse)
 
     def _api_routes(self, incoming: Incoming, paths: Iterable[str]) -> list[Route]:
-        counts = {
-            path: Count(incoming, api_parser(path), partial(self._count, "input_tokens", fields))
-            for path, fields in COUNTS.items()
-        }
-        return [
-            *(_post(path, self._answer(incoming, api_parser(path))) for path in paths),
-            *(_post(path, count) for path, count in counts.items()),
-            Route("/v1/models", self._models),
-            Route("/v1/models/{model:path}", self._model),
-        ]
+        routes = [_post(path, self._answer(incoming, api_parser(path))) for path in paths]
+        for path, fields in COUNTS.items():
+            count = partial(self._count, "input_tokens", fields)
+            routes.append(_post(path, Count(incoming, api_parser(path), count)))
+        models = Route("/v1/models", self._models), Route("/v1/models/{model:path}", self._model)
+        return [*routes, *models]
 
     def _agents_app(self, body: ListenerRequest) -> ASGIApp:
         """For the agent, every model name means the listener's model."""
@@ -138,6 +134,7 @@ class EngineApp:
         self._bodies.close()
 
     def state(self) -> Health:
+        """The state that `/health` shows to the engine's owner."""
         blas = {"blas": self._blas} if self._blas else {}
         return self._service.health().model_copy(update={"identity": self._identity, **blas})
 
@@ -192,7 +189,7 @@ class EngineApp:
         return {"prompt": self._service.tokenize(request).text}
 
     def _stats(self, request: Request) -> Response:
-        """In a thread of Starlette, as all that follow."""
+        """Runs in a thread of Starlette, as the endpoints below do: the service may block."""
         return JSONResponse(self._service.stats().model_dump())
 
     def _metrics(self, request: Request) -> Response:

@@ -1,6 +1,6 @@
 """The listening sockets of an engine process (on TCP, or a unix socket for processes of its owner
-alone), and the limits of their connections: one that occupies a place without using it is closed.
-Each is an open file, whose number is limited.
+alone), and the limits of their connections. Each connection is an open file, whose number is
+limited: a connection that occupies a place without using it is closed.
 
 uvicorn does not limit the time of a request's head or body, nor that of a reader, and its limit of
 connections only answers 503. This adapter adds these limits to `H11Protocol` and `ServerState` as
@@ -33,9 +33,8 @@ from uvicorn.server import ServerState
 from ..errors import EngineUnavailable, Overloaded
 from .access import SCOPE_CONNECTION, error_response
 
-LEAST_FILES = 48
-"""For the engine, a model, and a few connections."""
-WANTED = 2048
+LEAST_FILES = 48  # open files for the engine, a model, and a few connections
+WANTED = 2048  # open files
 log = logging.getLogger(__name__)
 FULL = "the engine has too many connections: try again"
 ACCEPTED_AT_ONCE = 16
@@ -48,48 +47,43 @@ with unread bytes resets it, and the answer is lost."""
 
 
 def open_files() -> int:
-    """The present limit, which the import of mlx-lm (0.32, utils.py) changes."""
+    """How many files this process may open now. Importing mlx-lm (0.32, utils.py) changes it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def raise_file_limit() -> None:
-    """To `WANTED`, or as far as allowed. Raises `EngineUnavailable` below `LEAST_FILES`."""
+    """Raise the limit of open files to `WANTED`, or as far as allowed. Raises `EngineUnavailable`
+    if that is below `LEAST_FILES`."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
     if most < LEAST_FILES:
-        raise EngineUnavailable(
-            f"this process may open {most} files and needs {LEAST_FILES}: start it under "
-            f"`ulimit -n {WANTED}`"
-        )
+        problem = f"this process may open {most} files and needs {LEAST_FILES}"
+        raise EngineUnavailable(f"{problem}: start it under `ulimit -n {WANTED}`")
     if open_files() < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def accepted_at_once() -> int:
-    """Fewer than `ACCEPTED_AT_ONCE` where few files may be open."""
+    """`ACCEPTED_AT_ONCE`, or fewer where few files may be open."""
     return max(1, min(ACCEPTED_AT_ONCE, open_files() // 16))
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Seconds count only while the event loop runs, so delays of a busy engine do not count against
-    its clients."""
+    """Times in seconds. They pass only while the event loop runs, so delays of a busy engine do not
+    count against its clients."""
 
-    arrival: float = 20.0
-    """Seconds for the head of a request, and again for its body."""
-    rate: int = 2**14
-    """Bytes that extend the time by one second."""
-    slow_body: float = 2.0
-    unread: float = 600.0
-    """Seconds in which a reader must read something."""
-    connections: int = 1024
-    """Open connections. At most half of the files that the process may open."""
-    tick: float = 1.0
+    arrival: float = 20.0  # for the head of a request, and again for its body
+    rate: int = 2**14  # bytes that extend this time by one second
+    slow_body: float = 2.0  # after which a connection may be closed for others during a body
+    unread: float = 600.0  # in which a reader must read something
+    connections: int = 1024  # that may be open; never more than half of the possible open files
+    tick: float = 1.0  # between two checks
 
 
 class WatchedState(ServerState):
-    """uvicorn's state, with the order in which connections are closed for new ones.
+    """uvicorn's state, and the choice which connection is closed for a new one.
 
     A connection with an unfinished reply (as an attached client's) is never closed. So each named
     key has at most as many connections in use as are left for all others: half stay free beside one
@@ -103,7 +97,7 @@ class WatchedState(ServerState):
         self._refused: dict[WatchedProtocol, None] = {}
 
     def enter(self, protocol: WatchedProtocol) -> None:
-        """A new connection replaces another one, or is refused."""
+        """Add a new connection. If there are too many, it replaces another one, or is refused."""
         self.move(protocol)
         if len(self.connections) <= self._most():
             return
@@ -118,12 +112,13 @@ class WatchedState(ServerState):
             self._drop(next(iter(self._refused)))
 
     def admits(self, owner: str) -> bool:
+        """Whether the named key `owner` may use one more connection."""
         used = [p for p in self._all_watched() if p.owner is not None and p.in_use]
         return sum(p.owner == owner for p in used) < self._most() - len(used)
 
     def move(self, protocol: WatchedProtocol) -> None:
-        """Called when a connection may have begun or ended a request. Within one part, it keeps its
-        place whatever it sends."""
+        """Called when a connection may have begun or ended a request. A new part makes it the
+        newest one. Within one part, it keeps its place whatever it sends."""
         part = protocol.part
         if self._parts.get(protocol) != part:
             self._parts.pop(protocol, None)
@@ -131,6 +126,7 @@ class WatchedState(ServerState):
                 self._parts[protocol] = part
 
     def leave(self, protocol: WatchedProtocol) -> None:
+        """Forget a connection that is closed."""
         self._parts.pop(protocol, None)
         self._refused.pop(protocol, None)
         self.connections.discard(protocol)
@@ -144,6 +140,7 @@ class WatchedState(ServerState):
             log.info("%d inactive connections were closed", len(late))
 
     def drop_all(self) -> None:
+        """Close all connections at once, without their last bytes."""
         for protocol in self._all_watched():
             self._drop(protocol)
 
@@ -157,7 +154,8 @@ class WatchedState(ServerState):
 
     def _least_useful(self) -> Iterator[WatchedProtocol]:
         silent = [protocol for protocol, part in self._parts.items() if part == "silent"]
-        yield from silent[:-1][:1]  # the newest one is the one that needs a place
+        if len(silent) > 1:  # the newest one is the one that needs a place
+            yield silent[0]
         yield from (p for p, part in self._parts.items() if part == "idle" and not p.in_use)
         slow = self.limits.slow_body
         yield from (p for p, part in self._parts.items() if part == "body" and p.seconds >= slow)
@@ -167,25 +165,25 @@ class WatchedState(ServerState):
 
 
 class WatchedProtocol(H11Protocol):
+    """One connection, with what it does now and how long its client has kept it waiting."""
+
     server_state: WatchedState
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.app_state = {SCOPE_CONNECTION: weakref.ref(self)}
-        self.owner: str | None = None
-        """Owner of its present or last request; `None`: none was admitted."""
-        self.seconds = 0.0
-        """Seconds since the expected head or body began."""
-        self._received = 0
+        self.owner: str | None = None  # of its present or last request; `None`: none was admitted
+        self.seconds = 0.0  # since the expected head or body began
+        self._received = 0  # bytes in that time
         self._refused = False
-        self._awaited: tuple[object, str | None] | None = None
-        self._unread = 0
-        self._stuck = 0.0
+        self._awaited: tuple[object, str | None] | None = None  # at the last check
+        self._unread = 0  # bytes at the last check
+        self._stuck = 0.0  # seconds in which the client has read nothing
 
     @property
     def part(self) -> str | None:
-        """`silent`: before the first request; `idle`: between two; `body`: of a request.
-        `None`: a reply is due."""
+        """What the client does: `silent` before its first request, `idle` between two, or it sends
+        the `body` of one. `None`: it waits for a reply."""
         if self.cycle is None:
             return "silent"
         if self.cycle.response_complete:
@@ -283,6 +281,7 @@ class OwnerSocket(socket.socket):
 
 
 def peer_uid(connection: socket.socket) -> int | None:
+    """User of the process at the other end; `None`: unknown."""
     with suppress(OSError, struct.error):
         if sys.platform == "darwin":
             credentials = connection.getsockopt(SOL_LOCAL, LOCAL_PEERCRED, 76)
@@ -295,21 +294,23 @@ def peer_uid(connection: socket.socket) -> int | None:
 @dataclass(frozen=True)
 class Listener:
     socket: socket.socket
-    address: str
-    """`unix:/path` or `http://host:port`, as a client's `api_base`."""
-    path: Path | None = None
-    identity: tuple[int, int] | None = None
+    address: str  # `unix:/path` or `http://host:port`, as a client's `api_base`
+    path: Path | None = None  # of the socket file; `None`: TCP
+    identity: tuple[int, int] | None = None  # device and inode of this file
 
     def findable(self) -> bool:
+        """Whether clients still find it: its socket file is not gone or replaced."""
         return self.path is None or _identity(self.path) == self.identity
 
     def remove(self) -> None:
+        """Delete its socket file, never one that has replaced it."""
         if self.path is not None and self.findable():
             self.path.unlink(missing_ok=True)
 
 
 def listen_unix(path: Path) -> Listener:
-    """Owner-only. A socket that exists is stale, as the caller holds the engine lock: replaced."""
+    """Listen for processes of the owner. The caller has the engine lock, so a socket that exists is
+    stale and is replaced. Raises `EngineUnavailable` if another file is there."""
     if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
         raise EngineUnavailable(f"{path} is not a socket: remove it")
     path.unlink(missing_ok=True)
@@ -324,7 +325,7 @@ def listen_unix(path: Path) -> Listener:
 
 
 def listen_tcp(host: str, port: int) -> Listener:
-    """Port 0: any. Raises `EngineUnavailable` that names the port and the remedy."""
+    """Port 0: any that is free. Raises `EngineUnavailable` that names the port and the remedy."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -1,4 +1,5 @@
-"""`POST` of a request to a model: from its body to its last event, or to its number of tokens."""
+"""The endpoints of requests to a model: `Generate` sends the events of a reply, `Count` only counts
+or shows the tokens of the prompt."""
 
 from __future__ import annotations
 
@@ -38,14 +39,15 @@ if TYPE_CHECKING:
     from ..serving.service import ChatService
 
 
-LARGE = 4 * 2**20
-"""Bytes of a body from which free memory is returned to the system."""
-HEARTBEAT, LONG_LOAD = 5.0, 10.0
-"""Seconds of silence after which a stream has a comment; seconds after which it tells of loads."""
+LARGE = 4 * 2**20  # bytes of a body after which free memory is returned to the system
+HEARTBEAT = 5.0  # seconds of silence after which a stream has a comment
+LONG_LOAD = 10.0  # seconds after which a stream reports the load of its model
 
 
 @dataclass(frozen=True)
 class Count:
+    """ASGI endpoint that responds with a JSON object, which `_answer` makes of the request."""
+
     _incoming: Incoming
     _parse: Parse
     _answer: Callable[[GenerateRequest], dict[str, Any]]
@@ -70,6 +72,8 @@ class Count:
 
 @dataclass(frozen=True)
 class Generate:
+    """ASGI endpoint that submits a request and responds with its events."""
+
     _service: ChatService
     _incoming: Incoming
     _stopping: anyio.Event
@@ -109,10 +113,9 @@ class _Answer:
         self._parsed = replace(parsed, requests=())
         self._unsent: tuple[list[ModelRequest], Ticket] | None = (list(parsed.requests), ticket)
         self._submitting, self._sending = anyio.CancelScope(), anyio.Lock()
-        self._decided = False
-        self._early: ResponseWriter | None = None
-        """A stream that has begun before the request is accepted or refused (`_decided`)."""
-        self._submitted = 0
+        self._decided = False  # whether the request was accepted or refused
+        self._early: ResponseWriter | None = None  # a stream that has begun before this
+        self._submitted = 0  # requests that were submitted
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
         failure: MLXProviderError | None = None
@@ -138,17 +141,21 @@ class _Answer:
             if generation is not None:
                 generation.close()
         if failure is not None:
-            closing = {"connection": "close"} if self._stopping.is_set() else None
-            response: Response = error_response(failure, closing, scope["path"])
-            in_stream = isinstance(failure, self._parsed.in_stream)
-            reply = self._early or (self._make_reply() if in_stream else None)
-            if reply is not None and reply.heartbeat:
-                frames = reply.feed([Failed.of(failure)])
-                response = Response(frames, media_type=reply.media_type)
+            response = self._failure_response(failure, scope["path"])
             if self._early is not None:
                 await send({"type": "http.response.body", "body": response.body})
             else:
                 await response(scope, receive, send)
+
+    def _failure_response(self, failure: MLXProviderError, path: str) -> Response:
+        """An event of the stream if that has begun or is to report it, else an HTTP error."""
+        in_stream = isinstance(failure, self._parsed.in_stream)
+        reply = self._early or (self._make_reply() if in_stream else None)
+        if reply is not None and reply.heartbeat:
+            frames = reply.feed([Failed.of(failure)])
+            return Response(frames, media_type=reply.media_type)
+        closing = {"connection": "close"} if self._stopping.is_set() else None
+        return error_response(failure, closing, path)
 
     async def _watch_client(self, receive: Receive, group: TaskGroup) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -180,7 +187,7 @@ class _Answer:
             await anyio.sleep(HEARTBEAT)
 
     def _make_reply(self) -> ResponseWriter:
-        """To say something before the request is accepted."""
+        """A writer for frames before the request is accepted."""
         unknown = Accepted(id=self._ids[0], model=self._model, prompt_tokens=0, max_tokens=0)
         return self._parsed.reply(unknown)
 
@@ -226,8 +233,8 @@ class _Answer:
                     self._service.cancel(self._ids[index])
 
     async def _write(self, generation: Generation, send: Send) -> None:
-        """Write the bytes of each wake-up. Events are joined while `send` waits for a slow
-        reader. Writes heartbeats after silence."""
+        """Send the reply, with heartbeats after silence. Events wait and are joined while `send`
+        waits for a slow reader."""
         accepted, names = generation.accepted, self._parsed.names
         reply = self._parsed.reply(accepted)
         started, written = self._early is not None, time.monotonic()

@@ -1,5 +1,5 @@
-"""Ends the engine without interrupting a request, on `POST /v1/stop`: it refuses new requests, and
-a client sends them to the engine that it then starts."""
+"""Ends the engine on `POST /v1/stop`, if wanted only when no request runs. An engine that is ending
+refuses new requests: their clients start the next engine and send them there."""
 
 import logging
 import time
@@ -16,21 +16,21 @@ from ..errors import BadRequest, EngineUnavailable, MLXProviderError
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Failed
 
-UNREAD_TOTAL = 2**29
-"""Bytes of unread replies of all requests."""
+UNREAD_TOTAL = 2**29  # bytes of unread replies of all requests
 log = logging.getLogger(__name__)
 
 
 class Activity:
-    """Used only in the event loop."""
+    """The clients and requests that an engine serves now. Used only in the event loop."""
 
     def __init__(self) -> None:
         self.clients = 0
-        self._open: dict[EventQueue, str] = {}
-        self._since = time.monotonic()
+        self._open: dict[EventQueue, str] = {}  # with the owner of each request
+        self._since = time.monotonic()  # when the last of them left
 
     @contextmanager
     def attach(self) -> Iterator[None]:
+        """During the block, one more client keeps the engine running."""
         self.clients += 1
         try:
             yield
@@ -40,6 +40,7 @@ class Activity:
 
     @contextmanager
     def serving(self, queue: EventQueue, owner: str = "") -> Iterator[None]:
+        """During the block, `queue` has the reply to a request. `owner`: the name of its key."""
         self._open[queue] = owner
         try:
             yield
@@ -52,6 +53,7 @@ class Activity:
         return len(self._open)
 
     def idle(self) -> float:
+        """Seconds since the last client or request left; 0 while there are any."""
         return 0.0 if self.clients or self.requests else time.monotonic() - self._since
 
     def relieve(self) -> None:
@@ -68,25 +70,25 @@ class Activity:
             queue.give_up()
 
     def fail_open(self, error: MLXProviderError) -> None:
+        """End all open requests with this error."""
         for queue in self._open:
             queue.put([Failed.of(error)])
 
 
 class StopRequest(BaseModel):
-    """When to end: at once, without requests, or also without other clients."""
+    """When to end: now, when no request runs (`idle`), or also without other clients (`alone`)."""
 
     model_config = ConfigDict(extra="forbid")
     reason: str = Field(max_length=10_000)
     when: Literal["now", "idle", "alone"]
 
 
-class Handover:
+class Handover:  # decides when this engine ends, so that the next one can start
     def __init__(self, activity: Activity) -> None:
         self._activity = activity
-        self._requested: set[str] = set()
+        self._requested: set[str] = set()  # `StopRequest.when` so far
         self.ending = False
-        self.stop: Callable[[], None] = lambda: None
-        """The server sets this to end the process."""
+        self.stop: Callable[[], None] = lambda: None  # ends the process; the server sets it
 
     async def end(self, request: Request) -> Response:
         """Takes a `StopRequest`; answers `{"ends": bool, "clients": int, "requests": int}`."""
@@ -108,8 +110,9 @@ class Handover:
             raise EngineUnavailable("a new engine replaces this one")
 
     def due(self, others: int = 0) -> bool:
-        """`others`: clients that do not prevent the end."""
-        if "now" in self._requested or self._activity.requests:
-            return "now" in self._requested
+        """Whether to end now. `others`: clients that do not prevent the end, as who asks for it."""
+        now = "now" in self._requested
+        if now or self._activity.requests:
+            return now
         alone = "alone" in self._requested and self._activity.clients <= others
         return alone or "idle" in self._requested

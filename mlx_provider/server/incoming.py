@@ -29,28 +29,25 @@ from ..errors import (
 from ..invalid import bad_request, quote
 from ..protocol.events import EVENT_BATCH, Event
 from ..protocol.requests import ModelOptions, ModelRequest
+from ..wire import ROUTES
 from ..wire.api import ParsedRequest
-from ..wire.routes import ROUTES
 from .access import key_name
 from .handover import Activity
 
 T = TypeVar("T")
+Q = TypeVar("Q", bound=ModelRequest)
 NDJSON = "application/x-ndjson"
-SMALL = 2**20
-"""Bytes of the largest body that does not wait behind large ones."""
-SMALL_ROOM = 64 * 2**20
-PARSED_AT_ONCE = 2
+SMALL = 2**20  # bytes of the largest body that does not wait behind large ones
+SMALL_ROOM = 64 * 2**20  # bytes of all small bodies
+PARSED_AT_ONCE = 2  # bodies that are parsed in threads
 MAX_VALUES = 2**21
 """JSON values of one body. Each takes a hundred bytes once parsed, but perhaps 3 in the body."""
-SILENCE = 60.0
-"""Seconds without a byte until a body is abandoned."""
+SILENCE = 60.0  # seconds without a byte until a body is abandoned
 DRAIN_SECONDS = 5.0
 """Seconds for discarding the rest of a body that is too large. Closing a connection with unread
 bytes resets it, and the answer is lost."""
-Q = TypeVar("Q", bound=ModelRequest)
-AT_ONCE = 2**16
-"""Bytes that are parsed faster than a thread starts."""
-THREADS = 1024
+AT_ONCE = 2**16  # bytes that are parsed faster than a thread starts
+THREADS = 1024  # requests that are prepared at once; most of these threads wait
 
 
 async def in_thread(
@@ -58,9 +55,8 @@ async def in_thread(
     limiter: anyio.CapacityLimiter | None = None,
     abandon_on_cancel: bool = False,
 ) -> T:
-    """Raises the `MLXProviderError` of the call without its frames, which hold the request:
-    `run_sync` (anyio 4.16) keeps a reference cycle, and an idle engine runs no garbage
-    collection."""
+    """The result of the call. Raises its `MLXProviderError` without frames, which hold the request:
+    `run_sync` (anyio 4.16) keeps a reference cycle, and an idle engine collects no garbage."""
     outcome = await anyio.to_thread.run_sync(
         partial(_outcome, call), limiter=limiter, abandon_on_cancel=abandon_on_cancel
     )
@@ -77,7 +73,7 @@ def _outcome(call: Callable[[], T]) -> T | MLXProviderError:
 
 
 class Lines:
-    """One line per wake-up of the reader. See `api.ResponseWriter`."""
+    """The `api.ResponseWriter` of the engine's own routes: one line for each list of events."""
 
     media_type = NDJSON
     heartbeat = b""
@@ -90,12 +86,12 @@ class Lines:
 @dataclass
 class Body:
     data: bytearray
-    ticket: Ticket
+    ticket: Ticket  # for the bytes of `data`
 
 
 class Bodies:
-    """Limits the total bytes of all bodies. A body counts with its bytes so far, and waits only for
-    others of its key, see `ByteGate`."""
+    """Limits the bytes of all bodies together. A body counts with its bytes so far, and waits only
+    for others of its key (see `ByteGate`)."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -104,8 +100,8 @@ class Bodies:
         self.parsing = ByteGate(PARSED_AT_ONCE)
 
     async def read(self, scope: Scope, receive: Receive) -> Body:
-        """The caller must close the ticket. Raises `BodyTooLarge`, `RequestTimedOut`, `BadRequest`,
-        `ClientDisconnect`."""
+        """A request's body, whose ticket the caller must close. Raises `BodyTooLarge`,
+        `RequestTimedOut`, `BadRequest`, `ClientDisconnect`."""
         headers = Headers(scope=scope)
         length = _length(headers)
         if length is not None and length > self._limit:
@@ -122,6 +118,7 @@ class Bodies:
         return body
 
     async def _charge(self, ticket: Ticket, size: int) -> Ticket:
+        """Wait for the bytes of a body that has grown to `size`."""
         if size <= SMALL or ticket.gate is self.large:
             return await ticket.grow(size)
         larger = await self.large.ask(size, ticket.owner).arrive()
@@ -129,6 +126,7 @@ class Bodies:
         return larger
 
     def close(self) -> None:
+        """Refuse all bodies that wait for bytes."""
         stopping = EngineUnavailable("the engine is stopping")
         for gate in (self.small, self.large, self.parsing):
             gate.refuse(stopping)
@@ -152,9 +150,8 @@ class Bodies:
                 raise error
 
     def _too_large(self, size: str) -> BodyTooLarge:
-        return BodyTooLarge(
-            f"the body has {size}; this engine takes {self._limit}: send fewer or smaller images"
-        )
+        remedy = "send fewer or smaller images"
+        return BodyTooLarge(f"the body has {size}; this engine takes {self._limit}: {remedy}")
 
 
 async def _piece(receive: Receive) -> tuple[bytes, bool]:
@@ -182,24 +179,24 @@ def _length(headers: Headers) -> int | None:
 
 
 SenderFields = Callable[[str | None], dict[str, Any]]
-"""Salt in the request -> fields that a client cannot choose."""
+"""From the salt in the request: the fields that a client cannot choose."""
 Parse = Callable[[SenderFields, bytearray], ParsedRequest]
 
 
 @dataclass(frozen=True)
-class Incoming:
+class Incoming:  # reads the requests of one listener
     activity: Activity
     bodies: Bodies
-    sender_fields: Callable[[Scope, str | None], dict[str, Any]]
-    admit: Callable[[Scope], None]
+    sender_fields: Callable[[Scope, str | None], dict[str, Any]]  # `SenderFields` for a scope
+    admit: Callable[[Scope], None]  # raises if the engine takes no more requests
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(THREADS))
-    """Requests prepared at once. Most of their threads wait."""
 
     async def read(
         self, scope: Scope, receive: Receive, parse: Parse
     ) -> tuple[ParsedRequest, Ticket]:
-        """The parsed body, and its ticket, which the caller must close. Counts as admitted until
-        the caller's next `await`. Raises the errors of `parse`, `Bodies.read` and `admit`."""
+        """The parsed body, and its ticket, which the caller must close. The caller must count the
+        request (`Activity.serving`) before its next `await`, or the engine may end. Raises the
+        errors of `parse`, `Bodies.read` and `admit`."""
         with ExitStack() as undo:
             with self.activity.attach():  # may take longer than the idle limit
                 body = await self.bodies.read(scope, receive)
@@ -216,7 +213,7 @@ class Incoming:
             return await in_thread(partial(parse, body.data))
 
 
-def engine_parser(kind: type[ModelRequest]) -> Parse:
+def engine_parser(kind: type[ModelRequest]) -> Parse:  # for our own routes
     def parse(fields_of: SenderFields, body: bytearray) -> ParsedRequest:
         request = parse_request(kind, body)
         marked = request.model_copy(update=fields_of(request.salt))
@@ -225,7 +222,7 @@ def engine_parser(kind: type[ModelRequest]) -> Parse:
     return parse
 
 
-def api_parser(path: str) -> Parse:
+def api_parser(path: str) -> Parse:  # for the routes of other APIs
     def parse(fields_of: SenderFields, body: bytearray) -> ParsedRequest:
         value = _json(body)
         if not isinstance(value, dict):
@@ -237,6 +234,7 @@ def api_parser(path: str) -> Parse:
 
 
 def parse_request(kind: type[Q], body: bytes | bytearray) -> Q:
+    """Raises `BadRequest` for a body that is not a `kind`."""
     try:
         return kind.model_validate(_json(body))
     except ValidationError as error:
@@ -244,7 +242,7 @@ def parse_request(kind: type[Q], body: bytes | bytearray) -> Q:
 
 
 def _json(body: bytes | bytearray) -> object:
-    """Parses before fields are validated, so that limits are checked first. Garbage collection is
+    """The JSON value, not yet validated, so that limits are checked first. Garbage collection is
     off, because a million objects would trigger it a dozen times."""
     collects = gc.isenabled()
     gc.disable()

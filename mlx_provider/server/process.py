@@ -1,5 +1,5 @@
-"""Runs one engine process. The calls for macOS follow Apple's documentation: nothing of them has
-run on a Mac."""
+"""The HTTP server of one engine process, and when it ends. The calls for macOS follow Apple's
+documentation: none of them has run on a Mac."""
 
 from __future__ import annotations
 
@@ -42,16 +42,14 @@ if TYPE_CHECKING:
 
 CAFFEINATE = Path("/usr/bin/caffeinate")
 PRESSURE = b"kern.memorystatus_vm_pressure_level"
-NORMAL, CRITICAL = 1, 4
-AGAIN_SECONDS = 10.0
+NORMAL, CRITICAL = 1, 4  # levels of memory pressure
+AGAIN_SECONDS = 10.0  # until the prefix cache shrinks again, if memory is still short
 logger = logging.getLogger(__name__)
-KEEP_ALIVE = 75
-"""Seconds for an unused connection. Our clients close theirs after 30."""
-CLOSE_LIMIT = 2.0
-"""Seconds until the server itself ends requests that the service has not ended."""
-WRITE_LIMIT = 3
-WATCH = 0.5
-DRAIN_POLL = 0.05
+KEEP_ALIVE = 75  # seconds for an unused connection; our clients close theirs after 30
+CLOSE_LIMIT = 2.0  # seconds until the server itself ends requests that the service has not ended
+WRITE_LIMIT = 3  # seconds for clients to read the ends of their replies
+WATCH = 0.5  # seconds between two checks whether to end
+DRAIN_POLL = 0.05  # seconds between two checks whether the last request has ended
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -61,8 +59,8 @@ class StayAwake:
         self.process: subprocess.Popen[bytes] | None = None
 
     def update(self, *, busy: bool) -> None:
-        """The assertion also ends with this process (`-w`). A program that has ended by itself is
-        started again."""
+        """Keep a Mac awake while `busy`, with the system's program. It also ends with this process
+        (`-w`), and is started again if it has ended by itself."""
         running = self.process is not None and self.process.poll() is None
         if busy and not running and self._program.exists():
             command = [os.fspath(self._program), "-i", "-w", str(os.getpid())]
@@ -78,6 +76,8 @@ class MemoryPressure:
         self._next = 0.0
 
     def share_to_keep(self, level: int, now: float) -> float | None:
+        """Share of the prefix cache to keep, so that other programs get memory; `None`: all of it.
+        `now`: seconds on any clock."""
         if level <= NORMAL:
             self._next = 0.0
         elif now >= self._next:
@@ -87,6 +87,7 @@ class MemoryPressure:
 
 
 def pressure_level() -> int:
+    """Level of memory pressure on macOS; `NORMAL` on other systems."""
     if sys.platform != "darwin":
         return NORMAL
     found = ctypes.c_int(NORMAL)
@@ -98,7 +99,7 @@ def pressure_level() -> int:
 
 @dataclass(frozen=True)
 class LoopDelivery:
-    """`Deliver`: one call of the event loop per engine step."""
+    """A `Deliver` that runs the puts of one engine step in one call of the event loop."""
 
     _loop: asyncio.AbstractEventLoop
 
@@ -110,7 +111,7 @@ class LoopDelivery:
 
 
 class EngineServer(uvicorn.Server):
-    """uvicorn that ends requests in flight with a typed error."""
+    """A uvicorn server that ends requests in flight with an `MLXProviderError`."""
 
     def __init__(
         self,
@@ -121,7 +122,8 @@ class EngineServer(uvicorn.Server):
         limits: ConnectionLimits | None = None,
         drain: float = 0.0,
     ) -> None:
-        """`drain`: seconds that requests in flight may take after the stop."""
+        """`ready`: called when clients can connect. `drain`: seconds that requests in flight may
+        take after the stop."""
         super().__init__(_config_of(app.asgi))
         self.server_state: WatchedState = WatchedState(limits or ConnectionLimits())
         self.app = app
@@ -135,8 +137,8 @@ class EngineServer(uvicorn.Server):
         app.listener.listen = self._listen
 
     async def run_until_stopped(self, idle_limit: float | None) -> None:
-        """Ends by a signal, after `idle_limit` seconds without clients, or by the loss of the
-        socket file. Raises `EngineDied` after the death of the engine thread."""
+        """Serve until a signal, a `Handover`, `idle_limit` seconds without clients, or the loss of
+        the socket file. Raises `EngineDied` after the death of the engine thread."""
         loop = asyncio.get_running_loop()
         watches = [loop.create_task(w) for w in (self._watch(idle_limit), self._watch_clients())]
         try:
@@ -149,14 +151,14 @@ class EngineServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # asyncio has one number for the length of this queue and for the connections accepted in
-        # one turn
+        # asyncio has set the queue of connections to the small number that it accepts in one turn
         self.listener.socket.listen(BACKLOG)
         self._ready()
 
     @asynccontextmanager
     async def _listen(self, app: ASGIApp) -> AsyncIterator[str]:
-        """On a free loopback port, within the same limits. The end closes its connections, too."""
+        """Serve `app` on a free loopback port during the block, within the same limits. Gives the
+        URL. The end closes its connections, too."""
         config, made = _config_of(app), WeakSet[WatchedProtocol]()
         config.load()
 
@@ -197,8 +199,8 @@ class EngineServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Not `loop.add_signal_handler`: it loses a signal if the pipe that wakes a busy loop is
-        full."""
+        """Signals call `stop`. `loop.add_signal_handler` would lose a signal if the pipe that wakes
+        a busy loop is full."""
         before = {number: signal.signal(number, self.stop) for number in STOPPING}
         try:
             yield
@@ -210,9 +212,9 @@ class EngineServer(uvicorn.Server):
         """Takes effect in the next turn of uvicorn's loop; no request is accepted until then."""
         self.app.handover.ending = True
         self.listener.remove()  # new clients now wait for the next engine
-        self._hurry = self.should_exit
+        self._hurry = self.should_exit  # a second stop does not wait for requests
         self.should_exit = True
-        self._died = self._died and not signalled  # who ends it wants no new one
+        self._died = self._died and not signalled  # who sends a signal wants no new engine
 
     async def _watch_clients(self) -> None:
         tick = self.server_state.limits.tick

@@ -50,16 +50,14 @@ BuildService = Callable[[EngineSettings, Deliver], "ChatService"]
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Without `host` and `port`: this user's unix socket."""
+    """Where the engine listens. Without `host` and `port`: on this user's unix socket."""
 
     host: str | None = None
     port: int | None = None
     api_key_file: Path | None = None
-    drain: float = 0.0
-    """Seconds for requests in flight after the stop. Only on TCP."""
-    lock_fd: int | None = None
-    ready_fd: int | None = None
-    """Reports that the engine listens, or why not."""
+    drain: float = 0.0  # seconds for requests in flight after the stop; only on TCP
+    lock_fd: int | None = None  # open file of the engine lock, which the starting client has taken
+    ready_fd: int | None = None  # open file to write to that the engine listens, or why not
 
 
 def serve(
@@ -67,9 +65,9 @@ def serve(
     build: BuildService | None = None,
     fixed: Mapping[str, Any] = MappingProxyType({}),
 ) -> int:
-    """Returns the exit code. `fixed`: other values of `FixedSettings`. A failure to start is one
-    line on stderr and exit code 1, never a traceback. On TCP, the process starts itself anew after
-    the death of the engine thread."""
+    """Run an engine until it ends; returns the exit code. `fixed`: other values of `FixedSettings`.
+    A failure to start is one line on stderr and exit code 1, never a traceback. On TCP, the process
+    starts itself anew after the death of the engine thread."""
     try:
         settings = EngineSettings(**{**dict(engine_settings()), **fixed})
         log_to_stderr(settings.log_level)
@@ -90,6 +88,7 @@ def serve(
 def main(
     build: BuildService | None = None, fixed: Mapping[str, Any] = MappingProxyType({})
 ) -> NoReturn:
+    """`serve` with the options of the command line, then end the process."""
     parser = argparse.ArgumentParser(description="as `mlx-provider serve`")
     for name, kind in (("host", str), ("port", int), ("api-key-file", Path), ("drain", float)):
         parser.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS)
@@ -99,8 +98,8 @@ def main(
 
 
 def end_process(code: int) -> NoReturn:
-    """Without teardown: a thread that loads a model cannot be interrupted, and MLX may abort. All
-    data is already written."""
+    """End at once: a thread that loads a model cannot be interrupted, and MLX may abort in a normal
+    exit. All data is already written."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -108,6 +107,7 @@ def end_process(code: int) -> NoReturn:
 
 
 def chat_service(settings: EngineSettings, deliver: Deliver) -> ChatService:
+    """The service of a real engine. Imports MLX."""
     gc.disable()  # an eighth of the time of these imports
     try:
         prepare_mlx()
@@ -128,11 +128,9 @@ def prepare_mlx() -> None:
 
 def _serve_unix(options: ServeOptions, settings: EngineSettings, build: BuildService) -> None:
     if options.drain:
-        raise BadRequest(
-            "--drain is for engines on TCP: add --host or --port. Clients of this machine's engine "
-            "start the next one, which waits for its end",
-            param="drain",
-        )
+        why = "Clients of this machine's engine start the next one, which waits for its end"
+        problem = "--drain is for engines on TCP: add --host or --port"
+        raise BadRequest(f"{problem}. {why}", param="drain")
     here = runtime()
     check_folder(here, make=True)
     if options.ready_fd is not None:  # a client started it, with its output in this file
@@ -189,10 +187,8 @@ async def _run(
 
 def _ready(options: ServeOptions, listener: Listener, app: EngineApp, note: str) -> None:
     state = app.state()
-    _say(
-        f"mlx-provider {__version__} engine on {listener.address} · process {os.getpid()} · "
-        f"{state.device} · BLAS: {state.blas}{note}"
-    )
+    where = f"engine on {listener.address} · process {os.getpid()}"
+    _say(f"mlx-provider {__version__} {where} · {state.device} · BLAS: {state.blas}{note}")
     _report(options, READY)
 
 

@@ -1,1 +1,1 @@
-"""Connects chat and engine: models in memory, and requests from their arrival to their rows."""
+"""Connects chat and engine: keeps models in memory, and prepares requests for their engines."""

@@ -1,6 +1,6 @@
-"""Times passes at load as they will run on this device: chunks, rows, both, and drafts, with the
-bytes that they take. And a trial of rows that share a prefix. `calibrate` is the entry; `OnDevice`
-runs the passes."""
+"""Times the passes of a model at load, as they will run on this device: chunks, rows, both, and
+drafts. Also measures their bytes, and tries whether rows that share a prefix are faster.
+`calibrate` is the entry, `Times` chooses what is timed, and `OnDevice` runs the passes."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ DEPTHS = (8192, 4096, 2048, 1024)
 SLOW_DEPTHS = DEPTHS[2:]
 """`DEPTHS` on a CPU."""
 ROWS, MANY = (1, 2, 4, 8, 16), 32
-"""Rows of the timed decode passes, and of one more where new shapes take longer: more than 16 rows
-have other kernels. No two rows have the same length."""
+"""Numbers of rows in the timed decode passes. `MANY` is only timed where new shapes take longer:
+more than 16 rows have other kernels. No two rows have the same length."""
 LONGEST_ROW, SLOW_ROW = 1920, 240
 """Tokens of the longest of these rows, on a GPU and on a CPU."""
 MIXED, BRIEF = 4, 0.2
@@ -55,17 +55,18 @@ SAMPLED = [SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(top_p=0.9
 SAMPLED += [SamplingParams(min_p=0.1), SamplingParams(0, repetition_penalty=1.1)]
 """Sampling as of models' defaults and common clients, whose kernels a GPU may have to compile."""
 FLAT = 64
-"""Widest pass, in tokens, with a flat cost."""
+"""Tokens: up to this width, passes may all take about as long."""
 ENOUGH, IN_ALL = 1.5, 5.0
-"""After so many seconds of passes of a kind, or of all, without first ones, no more are timed."""
+"""Seconds of passes of one kind, and of all kinds, after which no more are timed. The first pass of
+a shape does not count."""
 LITTLE = 0.01
-"""New shapes that take so many seconds longer are not avoided."""
+"""Seconds: a shape whose first pass takes longer by less than this needs no care."""
 CLEARLY = 0.9
 """Another layout is used if its passes take less than this part of the time. Wider passes are not
 timed if they take more than this part of the time of as many tokens in narrower ones."""
 SHARED_UNMEASURED, NOT_FASTER = 2048, 2**31
 """Tokens from which on rows share a prefix. Without a trial: reading so many keys of an 8B model
-takes as long as the additional kernels. If sharing was not faster: where memory is short."""
+takes as long as the additional kernels. After one that was not faster: only if memory is short."""
 SHARED_GAIN = 1.2
 """Sharing counts as faster if a step with copies takes this many times as long. On an H100, eight
 rows with copies of one prefix of 10,000 tokens took 41 ms, rows of unlike prompts 36 ms."""
@@ -76,12 +77,12 @@ REPEATS = 3
 SCORED = (16, 32)
 """Tokens of passes over the deep cache that show the memory of scores and of copied keys."""
 SHALLOW = 8
-"""A timed pass has at most this fraction (1/n) of the tokens of the deep cache."""
+"""A timed pass has at most one token for this many of the deep cache."""
 
 Took = Sequence[float]
 """Seconds of passes of one shape, in order. Empty: too little memory is free."""
 Seconds = dict[int, float]
-"""Seconds by the tokens, rows or drafts of a pass."""
+"""Seconds of the fastest pass, by its tokens, rows or drafts."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class Measured:
     curve: Curve
     passes: PassBytes = field(default_factory=PassBytes)
     least_shared: int = SHARED_UNMEASURED
+    """Tokens from which on rows share a prefix."""
 
     @property
     def lasts(self) -> bool:
@@ -98,9 +100,10 @@ class Measured:
         return self.probe.conclusive and self.curve != UNMEASURED
 
     def choose_layout(self, *, together: bool) -> Measured:
-        """`together`: options need rows that share passes, also if passes of one row are faster."""
+        """What holds for the layout that will run. `together`: options need rows that share passes,
+        also if passes of one row are faster."""
         probe = self.probe
-        if probe.layout != "solo" or not probe.padded:
+        if probe.layout != "solo" or not probe.padded:  # `solo` was not chosen for its speed
             return self
         alone = replace(probe, mixes=False, drafts=False, shares=False)
         return replace(self, probe=replace(probe, layout="grouped") if together else alone)
@@ -123,26 +126,28 @@ class Times:
             return Measured(probe, curve)
         probe, rows = self._time_rows(probe, [MANY] if curve.first else [])
         width = max((n for n, s in short.items() if n <= WIDE and s <= BRIEF), default=0)
-        several = partial(self.passes.rows, self._lengths(MIXED), probe.layout)
+        with_chunk = partial(self.passes.rows, self._lengths(MIXED), probe.layout)
         mixes = probe.mixes and MIXED in rows and width > 1
-        mixed = self._time([width] if mixes else [], several)
-        one = partial(self.passes.rows, self._lengths(1), probe.layout, 0)
+        mixed = self._time([width] if mixes else [], with_chunk)
+        with_drafts = partial(self.passes.rows, self._lengths(1), probe.layout, 0)
         verifies = probe.drafts and 1 in rows and probe.layout != "solo"
-        drafted = self._time(DRAFTS if verifies else [], one)
-        found = Measured(probe, curve)
+        verified = self._time(DRAFTS if verifies else [], with_drafts)
         if curve == UNMEASURED:
-            return found
-        least, key = min(short.values()) / 2, curve.per_key(1)
-        alone = {n: max(least, s - key * sum(self._lengths(n))) for n, s in rows.items()}
+            return Measured(probe, curve)
+        # of rows without attention to their cached tokens, which the curve counts by `per_key`
+        least, per_key = min(short.values()) / 2, curve.per_key(1)
+        bare = {n: max(least, s - per_key * sum(self._lengths(n))) for n, s in rows.items()}
         saved = rows[MIXED] + short[width] - mixed[width] if mixed else 0.0  # unmeasured: none
-        curve = replace(curve, rows=non_decreasing(alone), saved=saved)
+        curve = replace(curve, rows=non_decreasing(bare), saved=saved)
+        # of drafts, beyond what the curve expects of the additional tokens
         expected = partial(curve.with_drafts, width=1, rows=1, keys=sum(self._lengths(1)))
-        drafts = ((n, max(0.0, s - rows[1] - expected(n))) for n, s in drafted.items())
-        return replace(found, curve=replace(curve, drafts=tuple(drafts)))
+        drafts = ((n, max(0.0, s - rows[1] - expected(n))) for n, s in verified.items())
+        return Measured(probe, replace(curve, drafts=tuple(drafts)))
 
     def _time_chunks(self) -> tuple[Seconds, Curve]:
-        """Over empty caches, the first result, then over the deepest that fits into memory."""
-        slower = list[float]()  # the first passes of whole tiles, by so many seconds
+        """Time chunks over empty caches, and over the deepest cache that fits into memory. Returns
+        the times over empty ones, and the curve through all."""
+        slower = list[float]()  # seconds that the first pass of a shape takes longer
 
         def run(width: int) -> Took:
             took = self.passes.chunk(width)
@@ -153,7 +158,7 @@ class Times:
         short = self._time([n for n in WIDTHS if n <= self.context], run)
         depths = [n for n in self.depths if n + FLAT + REPEATS <= self.context]
         deepest = attempt(lambda: next(filter(self.passes.deepen, depths), 1))
-        depth = deepest if isinstance(deepest, int) else 1
+        depth = deepest if isinstance(deepest, int) else 1  # 1: no deep cache
         most = min(depth // SHALLOW, self.context - depth)
         over_deep = partial(self.passes.chunk, deep=True)
         deep = self._time([n for n in DEEP_WIDTHS if n in short and n <= most], over_deep)
@@ -164,7 +169,8 @@ class Times:
         return short, replace(curve, first=first if first >= LITTLE else 0.0)
 
     def _time_rows(self, probe: Probe, many: Sequence[int]) -> tuple[Probe, Seconds]:
-        """In the layout in which steps of several rows are fastest; `many` in no other."""
+        """Time rows, and choose the layout in which steps of several are fastest. Returns the probe
+        with this layout, and the times in it. `many`: numbers of rows to time only in it."""
 
         def run(name: str, sizes: Sequence[int] = ROWS) -> Seconds:
             return self._time(sizes, lambda count: self.passes.rows(self._lengths(count), name))
@@ -172,30 +178,32 @@ class Times:
         grouped = run("grouped")
         if not (probe.padded and grouped):
             return probe, grouped
-        best, found = "grouped", grouped
+        best, fastest = "grouped", grouped
         apart = {n: n * grouped[1] for n in grouped}  # the pass of one row, n times
         for name, other in (("padded", run("padded", ROWS[1:])), ("solo", apart)):
-            both = [n for n in other if n in found and n > 1]
-            if sum(other[n] for n in both) < CLEARLY * sum(found[n] for n in both):
-                best, found = name, other
-        if found is apart:
+            both = [n for n in other if n in fastest and n > 1]
+            if sum(other[n] for n in both) < CLEARLY * sum(fastest[n] for n in both):
+                best, fastest = name, other
+        if best == "solo":
             return replace(probe, layout=best), {1: grouped[1]}
-        return replace(probe, layout=best), {1: grouped[1], **found, **run(best, many)}
+        return replace(probe, layout=best), {1: grouped[1], **fastest, **run(best, many)}
 
     def _lengths(self, count: int) -> list[int]:
+        """Tokens of each row, from short to the longest."""
         longest = min(self.longest_row, self.context - REPEATS - MOST_DRAFTS)
         return [max(REPEATS, longest * (i + 1) // count) for i in range(count)]
 
     def _time(self, sizes: Sequence[int], run: Callable[[int], Took]) -> Seconds:
         """The fastest time for each of the ascending sizes. Stops if too little memory or time is
         left, a pass fails, or a wider pass would take as long for each token, or too long."""
-        spent, found = 0.0, Seconds()
+        spent, fastest = 0.0, Seconds()
         for size in sizes:
-            # the two widest so far: (size, seconds)
-            (n, s), (m, t) = [(1, inf), (1, 0.0), *found.items()][-2:]
-            linear = m > FLAT and t >= CLEARLY * s * m / n
+            # the two largest sizes so far, with their seconds. Linear: a token of the larger takes
+            # nearly as long as one of the smaller
+            (small, less), (large, more) = [(1, inf), (1, 0.0), *fastest.items()][-2:]
+            linear = large > FLAT and more >= CLEARLY * less * large / small
             late = spent > ENOUGH or self.seconds_left <= 0
-            wasted = size > FLAT and (linear or t * size / m > LONGEST_GAP)
+            wasted = size > FLAT and (linear or more * size / large > LONGEST_GAP)
             took = () if late or wasted else attempt(partial(run, size))
             if isinstance(took, Fault):
                 log.warning("passes could not be timed: %s", took.summary)
@@ -203,8 +211,8 @@ class Times:
                 break
             spent += sum(took[1:])
             self.seconds_left -= sum(took[1:])
-            found[size] = min(took[1:])
-        return found
+            fastest[size] = min(took[1:])
+        return fastest
 
 
 def compile_kernels(model: LoadedModel, make_cache: MakeCache, reserve: Reserve) -> None:
@@ -213,7 +221,7 @@ def compile_kernels(model: LoadedModel, make_cache: MakeCache, reserve: Reserve)
     passes = OnDevice(model, make_cache, reserve, 1, SAMPLED)
     most = min(COMPILED, model.info.context_length - MIXED)
     lengths = [*range(1, MIXED + 1)]  # unlike, so that the merged cache has padding
-    shapes = (1,), (1, 0, MOST_DRAFTS), (MIXED,), (MIXED, most)
+    shapes = (1,), (1, 0, MOST_DRAFTS), (MIXED,), (MIXED, most)  # rows, chunk, drafts
     chunks = [partial(passes.chunk, width) for width in WIDTHS if width <= most]
     rows = [partial(passes.rows, lengths[:n], "grouped", *more) for n, *more in shapes]
     for run in (*chunks, *rows):
@@ -228,11 +236,11 @@ def calibrate(
     gpu, context = mx.default_device() == mx.gpu, model.info.context_length
     depths, longest = (DEPTHS, LONGEST_ROW) if gpu else (SLOW_DEPTHS, SLOW_ROW)
     passes = OnDevice(model, make_cache, reserve)
-    found = Times(passes, context, depths, longest).measure(probe)
+    measured = Times(passes, context, depths, longest).measure(probe)
     shared, prefix = SHARED_UNMEASURED, SHARED_DEPTH if gpu else SLOW_SHARED_DEPTH
-    if probe.shares and found.curve.depths and prefix + TAIL + REPEATS <= context:
+    if probe.shares and measured.curve.depths and prefix + TAIL + REPEATS <= context:
         shared = least_shared(passes, prefix)
-    return replace(found, passes=passes.nbytes, least_shared=shared)
+    return replace(measured, passes=passes.nbytes, least_shared=shared)
 
 
 def least_shared(passes: OnDevice, prefix: int) -> int:
@@ -248,7 +256,7 @@ def least_shared(passes: OnDevice, prefix: int) -> int:
 
 @dataclass
 class OnDevice:
-    """Passes of a model, `repeats` of each shape."""
+    """Runs passes of a model, `repeats` of each shape. `chunk(1)` goes first: it sizes a row."""
 
     model: LoadedModel
     make_cache: MakeCache
@@ -259,27 +267,28 @@ class OnDevice:
     _memory: MemoryProfile = field(default_factory=partial(MemoryProfile, 0, 0))
     _deep: list[Any] = field(default_factory=list)
     _depth: int = 0
-    """Tokens of the deep cache."""
-    _held: int = 0
-    """Its bytes."""
+    _deep_bytes: int = 0
+    """Tokens and bytes of the deep cache."""
     _over_empty: dict[int, int] = field(default_factory=dict)
-    """Peak bytes of temporary arrays in passes over an empty cache, by tokens."""
     _over_deep: dict[int, int] = field(default_factory=dict)
-    """The same over the deep cache."""
+    """Peak bytes of temporary arrays in passes over an empty cache and over the deep one, by the
+    tokens of the pass."""
 
     def chunk(self, tokens: int, *, deep: bool = False, repeats: int | None = None) -> Took:
+        """Run a chunk of so many tokens over an empty cache, or over the deep one."""
         if tokens == 1 and not deep:
             timed_pass(self.model, first := self.make_cache(), 0, 1)
             self._memory = profile(first)
         peaks, took = self._over_deep if deep else self._over_empty, list[float]()
         repeats = self.repeats if repeats is None else repeats
-        for _ in range(repeats if self._has_room(self._held, tokens) else 0):
+        for _ in range(repeats if self._has_room(self._deep_bytes, tokens) else 0):
             cache = self._deep if deep else self.make_cache()
             if not deep:
                 grow_by(cache, tokens)
-            seconds, peaks[tokens] = timed_pass(self.model, cache, deep * self._depth, tokens)
+            start = self._depth if deep else 0
+            seconds, peaks[tokens] = timed_pass(self.model, cache, start, tokens)
             took.append(seconds)
-            self._depth += deep and tokens == 1
+            self._depth += deep and tokens == 1  # one token may stay, others are taken back
             for layer in layers_of(cache) if deep and tokens > 1 else ():
                 if hasattr(layer, "update_and_fetch"):
                     take_back(layer, tokens)
@@ -288,11 +297,11 @@ class OnDevice:
     def deepen(self, depth: int) -> bool:
         """Make the deep cache. Returns whether there is memory for it."""
         more = depth // SHALLOW + self.repeats
-        held = self._memory.row_bytes(depth + more)
-        if not self._has_room(held, 1):
+        nbytes = self._memory.row_bytes(depth + more)
+        if not self._has_room(nbytes, 1):
             return False
         self._deep = deep_cache(self.model, self.make_cache, depth, more)
-        self._depth, self._held = depth, held
+        self._depth, self._deep_bytes = depth, nbytes
         for tokens in SCORED:
             self.chunk(tokens, deep=True, repeats=1)
             if tokens not in self._over_empty:  # no time was left for it
@@ -302,11 +311,12 @@ class OnDevice:
     def rows(
         self, lengths: Sequence[int], name: str, chunk: int = 0, drafts: int = 0, shared: int = 0
     ) -> Took:
-        """`name`: of the layout. `shared`: tokens of a prefix that equal rows share."""
-        self._deep, self._held = [], 0
+        """Decode rows with `lengths` cached tokens in the layout `name`, also with a chunk, or with
+        drafts of each row. `shared`: tokens of their common prefix. Frees the deep cache."""
+        self._deep, self._deep_bytes = [], 0
         more, width = self.repeats + drafts, len(lengths) * (1 + drafts)
-        held = 2 * len(lengths) * self._memory.row_bytes(max(lengths) + more)
-        if not self._has_room(held, chunk + width):
+        cache_bytes = 2 * len(lengths) * self._memory.row_bytes(max(lengths) + more)
+        if not self._has_room(cache_bytes, chunk + width):
             return ()
         trial, took, cache = Trial(self.model, name), [], list[Any]()
         tokens = some_tokens(self.model, max(*lengths, chunk) + more, 0)
@@ -328,23 +338,27 @@ class OnDevice:
 
     @property
     def nbytes(self) -> PassBytes:
+        """The bytes of passes, by the peaks of those that have run."""
         empty, deep = self._over_empty, self._over_deep
         one, widest = empty.get(1, 0), max((n for n in empty if n <= WIDE), default=1)
         token = max(0, empty.get(widest, 0) - one) / max(1, widest - 1)
         if not all(n in deep and n in empty for n in SCORED):
             return PassBytes(one, token)
+        # (tokens of a pass, bytes that it takes more over the deep cache)
         (few, less), (many, more) = ((n, max(0, deep[n] - empty[n])) for n in SCORED)
         pair = max(0, more - less) / (many - few) / self._depth
         return PassBytes(one, token, pair, max(0.0, less / self._depth - few * pair))
 
-    def _has_room(self, held: int, width: int) -> bool:
-        """Reserve `held` bytes and the most of a pass of this width and of its own cache. Scores of
-        attention over an empty cache grow with the square of the width."""
-        short, over_empty = [(1, 0), *self._over_empty.items()][-1]
-        deep, over_deep = [(1, 0), *(self._over_deep.items() if self._deep else ())][-1]
-        scores = over_empty * max(width / short, (width / short) ** 2)
-        released = max(scores, over_deep * width / deep * (1 + 1 / SHALLOW))
-        return self.reserve(held + self._memory.row_bytes(width) + int(released))
+    def _has_room(self, cache_bytes: int, width: int) -> bool:
+        """Reserve `cache_bytes`, a row of `width` tokens, and the most of a pass over `width`, by
+        the last passes. Scores of attention over an empty cache grow with the square of the width.
+        Returns whether all of this is free."""
+        last, peak = [(1, 0), *self._over_empty.items()][-1]
+        last_deep, deep_peak = [(1, 0), *(self._over_deep.items() if self._deep else ())][-1]
+        over_empty = peak * max(width / last, (width / last) ** 2)
+        over_deep = deep_peak * width / last_deep * (1 + 1 / SHALLOW)
+        row_bytes = self._memory.row_bytes(width)
+        return self.reserve(cache_bytes + row_bytes + int(max(over_empty, over_deep)))
 
 
 def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int) -> list[Any]:

@@ -1,4 +1,5 @@
-"""Starts the drafters of a model, the operator's or all that support it, and sparse prefill."""
+"""Starts a model's drafters: the one that the operator names, or all that support the model. Also
+sets up sparse prefill, which leaves unimportant tokens of a long prompt out."""
 
 import itertools
 import logging
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 OFF, AUTO = "off", "auto"
 UNNAMED = (OFF, AUTO)
+"""Values of the option `drafter` that name no drafter."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +40,19 @@ class LoadedDrafters:
     drafter: str = ""
     """Names, best first, joined by `JOINED`. Empty: none."""
     nbytes: int = 0
-    """Bytes of its weights, and those that rows may add."""
+    """Bytes of the drafters' weights, and the most that they keep for rows."""
 
     @property
     def scorer(self) -> ScoresPrompts | None:
+        """The best drafter that scores prompts for sparse prefill. `None`: none does."""
         sources = [] if self.speculation is None else self.speculation.sources
         drafters = (source.drafting for source in sources)
         return next((drafter for drafter in drafters if isinstance(drafter, ScoresPrompts)), None)
 
 
 class Running(NamedTuple):
+    """A drafter that has started."""
+
     drafter: Drafter
     source: Source
     nbytes: int
@@ -60,9 +65,8 @@ def load_drafters(
     options: ModelOptions,
     room: int | None = None,
 ) -> LoadedDrafters:
-    """The drafter that the operator names, else all that support the model (engine thread). Of
-    those that read hidden states only the best starts, because a pass returns one kind of states.
-
+    """Start the drafter that the operator names, else all that support the model (engine thread).
+    Of those that read hidden states only the best starts: a pass returns one kind of states.
     `room`: bytes for them. Raises `BadRequest` if the named one does not support the model."""
     if options.drafter == OFF:
         return LoadedDrafters()
@@ -71,58 +75,59 @@ def load_drafters(
     draft_options = DraftOptions(draft_model, room, options.extra, scores)
     if options.drafter == AUTO:
         drafters = registry.automatic_drafters()
-        started = _start_supported(drafters, folder, model, draft_options)
+        running = _start_supported(drafters, folder, model, draft_options)
     else:
         drafter = registry.drafter(options.drafter)
         try:
-            started = [_start(drafter, folder, model, draft_options)]
+            running = [_start(drafter, folder, model, draft_options)]
         except Unfit as error:
             summary = f"{drafter.name} cannot draft for this model: {error}"
             raise wrong_option("drafter", summary) from None
-    if not started:
+    if not running:
         return LoadedDrafters()
-    names = JOINED.join(run.drafter.name for run in started)
-    speculation = Speculation(*[run.source for run in started], vocab=model.info.vocab_size)
-    return LoadedDrafters(speculation, names, sum(run.nbytes for run in started))
+    names = JOINED.join(run.drafter.name for run in running)
+    speculation = Speculation(*[run.source for run in running], vocab=model.info.vocab_size)
+    return LoadedDrafters(speculation, names, sum(run.nbytes for run in running))
 
 
 class Unfit(Exception):
-    pass
+    """A drafter cannot draft for this model. Its text says why."""
 
 
 def _start_supported(
     drafters: Sequence[Drafter], folder: Path, model: LoadedModel, options: DraftOptions
 ) -> list[Running]:
-    """Start the drafters that support the model, best first. Of those that read the operator's
-    draft model, only the first that accepts it."""
+    """Start the drafters that support the model: first those that read the operator's draft model,
+    of which only one starts, then the others, each best first."""
     readers = [d for d in drafters if d.reads_draft_model and options.model is not None]
-    started: list[Running] = []
+    running: list[Running] = []
     refusals: list[str] = []
     for drafter in (*readers, *(d for d in drafters if d not in readers)):
-        reads_it = drafter in readers
-        has_states = drafter.hidden and any(run.drafter.hidden for run in started)
-        if has_states or (reads_it and started):
+        reads_draft_model = drafter in readers
+        lacks_states = drafter.hidden and any(run.drafter.hidden for run in running)
+        if lacks_states or (reads_draft_model and running):
             continue
-        used_bytes = sum(run.nbytes for run in started)
+        used_bytes = sum(run.nbytes for run in running)
         room = None if options.room is None else options.room - used_bytes
         result = attempt(partial(_start, drafter, folder, model, replace(options, room=room)))
         if isinstance(result, Running):
-            started.append(result)
+            running.append(result)
         elif isinstance(result.error, Unfit):
             log.info("drafter %s is not used: %s", drafter.name, result.error)
-            refusals += [f"drafter {drafter.name}: {result.error}"] if reads_it else []
+            if reads_draft_model:
+                refusals.append(f"drafter {drafter.name}: {result.error}")
         else:
-            log.warning("%s%s", _why(drafter, result), Trace(f"\n{result.trace}"))
-    if refusals and not any(run.drafter in readers for run in started):
+            log.warning("%s%s", _failure_text(drafter, result), Trace(f"\n{result.trace}"))
+    if refusals and not any(run.drafter in readers for run in running):
         log.warning("draft_model %s is not used: %s", options.model, "; ".join(refusals))
-    return started
+    return running
 
 
-def _why(drafter: Drafter, fault: Fault) -> str:
-    """The reason without details of the error, which stay in the traceback."""
+def _failure_text(drafter: Drafter, fault: Fault) -> str:
+    """Why a drafter did not start, without details of the error, which stay in the traceback."""
     if isinstance(fault.error, MLXProviderError):
         return f"drafter {drafter.name} is not used: {fault.error.message}"
-    cause = f"a fault of {f'plugin {fault.origin.plugin}' if fault.origin else 'its plugin'}"
+    cause = f"a fault of plugin {fault.origin.plugin}" if fault.origin else "a fault of its plugin"
     if is_machine_error(fault.error):
         cause = "its files, or memory or device of this machine"
     return f"drafter {drafter.name} is left out: it failed while it started ({cause})"
@@ -144,13 +149,11 @@ def _start(drafter: Drafter, folder: Path, model: LoadedModel, options: DraftOpt
 
 
 # ---- sparse prefill
-
 SPARSE = "sparse_prefill"
 LONG = 8192
 """Prompts of fewer tokens are prefilled whole."""
-TRIAL_TOKENS = 12
-FIRST_CHUNK = 7
-FIRST_POSITION = 70
+TRIAL_TOKENS, FIRST_CHUNK, FIRST_POSITION = 12, 7, 70
+"""Of the trial: tokens of its prompt and of its first chunk, position of its first token."""
 
 
 def sparse_prefill_of(
@@ -160,7 +163,8 @@ def sparse_prefill_of(
     found: Probe,
     loaded: LoadedDrafters,
 ) -> SparsePrefill | None:
-    """Engine thread. Raises `BadRequest` if the model or its drafters do not support it."""
+    """Sparse prefill, if the options demand it, else `None` (engine thread). Raises `BadRequest` if
+    the model or its drafters do not support sparse prefill."""
     share = options.sparse_prefill
     if share is None:
         return None
@@ -195,8 +199,9 @@ def problem(model: LoadedModel, make_cache: MakeCache) -> str:
 
 
 def _trial(model: LoadedModel, make_cache: MakeCache) -> str:
-    """A prompt that starts at `FIRST_POSITION` must give the same result as one at 0. It does not
-    if a model uses absolute positions or the number of cached tokens."""
+    """Why a sparse prompt gives wrong logits; empty: it does not. One that starts at position
+    `FIRST_POSITION` must give the same logits as at 0. They differ if a model uses absolute
+    positions, or the number of cached tokens."""
     prompt = some_tokens(model, TRIAL_TOKENS, 1)
     dense = decoding_row(model, make_cache, prompt, 0)
     tokens = [*prompt, *prompt[: len(dense.logits)]]
@@ -209,6 +214,7 @@ def _trial(model: LoadedModel, make_cache: MakeCache) -> str:
 def _append(
     model: LoadedModel, cache: list[Any], tokens: Sequence[int], start: int, stop: int
 ) -> mx.array:
+    """Run `tokens[start:stop]`. Returns the logits of the last one."""
     positions = range(FIRST_POSITION + start, FIRST_POSITION + stop)
     logits = run_alone(model, MixedChunk(tokens[start:stop], positions, cache, sparse=True))
     mx.eval(logits)

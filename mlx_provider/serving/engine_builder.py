@@ -1,10 +1,9 @@
 """Builds an engine on the weights of a model: KV cache, probe, measurements, drafters, start."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import mlx.core as mx
 
@@ -32,12 +31,11 @@ from .measurements import Measurements, batching, circumstances, fixed_passes
 from .probe import Probe, Reserve, probe, unlimited
 from .reproducible import Reproducible
 from .row_ledger import ProcessMemory, RowLedger
+from .solo_rows import MakeCache
 from .stats import LoadProgress
 from .weights import EngineInstance, Weights, kv_kind
 
 log = logging.getLogger(__name__)
-
-MakeCache = Callable[[], list[Any]]
 
 COPIES = 8
 """Rows share a prefix if so many copies of it would fill the free memory."""
@@ -46,7 +44,7 @@ NOT_EVERYWHERE = ("bfloat16", "float16")
 """Dtypes in which some devices cannot run every layer (experts on a CPU, mlx 0.32.4)."""
 TRIAL_TOKENS = 4
 GROUPS = (64, 32)
-"""Values per scale. The first that divides every head size is used."""
+"""Values of quantised KV per scale. The first that divides every head size is used."""
 
 
 @dataclass(frozen=True)
@@ -85,19 +83,16 @@ class EngineBuilder:
         if options.dtype in NOT_EVERYWHERE and not built.deliberate:
             remedy = f"{weights.name} does not run in {options.dtype} here; leave it at auto"
             raise wrong_option("dtype", f"{remedy} ({built.summary})")
+        trusted, third_party = options.trust_remote_code, weights.third_party
         raise load_error(
-            built,
-            weights.name,
-            weights.family,
-            trusted=options.trust_remote_code,
-            third_party=weights.third_party,
+            built, weights.name, weights.family, trusted=trusted, third_party=third_party
         )
 
     def _build(self, weights: Weights, options: ModelOptions) -> EngineInstance:
         kv = self._kv_cache(weights, options)
-        named = options.sparse_prefill is not None or options.drafter not in UNNAMED
+        together = options.sparse_prefill is not None or options.drafter not in UNNAMED
         stored = self._measure(weights, kv, options)
-        measured = stored.choose_layout(together=named)
+        measured = stored.choose_layout(together=together)
         s, found, fixed = self._settings, measured.probe, None
         limits = Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
         if options.reproducible:
@@ -208,11 +203,9 @@ def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
     found, fixed = instance.probe, instance.reproducible
     for note in (*weights.info.notes, *instance.notes):
         log.warning("%s: %s", weights.name, note)
-    how = (
-        fixed_passes(fixed.summary)
-        if fixed
-        else batching(found.layout, found.mixes, found.noise_floor)
-    )
+    how = batching(found.layout, found.mixes, found.noise_floor)
+    if fixed:
+        how = fixed_passes(fixed.summary)
     drafts = instance.drafter and f", drafts by {instance.drafter}"
     part = instance.engine.sparse_prefill
     sparse = part and f", {part.share:g} of prompts from {part.least} tokens on"
@@ -220,7 +213,8 @@ def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
 
 
 def cache_maker(model: LoadedModel, bits: int | None) -> MakeCache:
-    """Engine thread. Raises `BadRequest` if no group divides the heads."""
+    """What makes the cache of a row, with KV in `bits` bits if given (engine thread). Raises
+    `BadRequest` if no group divides the heads."""
     if bits is None:
         return model.make_cache
     sizes = _head_sizes(model)

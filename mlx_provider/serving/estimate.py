@@ -1,9 +1,8 @@
-"""The memory of a model by its `config.json` alone, before a download or a load, and a check of its
-sizes: upstream makes its layers in a loop, so an unchecked number could block the engine for
-hours.
+"""Estimates the memory of a model by its `config.json` alone, before a download or a load. Checks
+its sizes, too: upstream makes layers in a loop, so a wrong number could block the engine for hours.
 
 MLX computes only what is read. So upstream's class of a model is made without weights and called
-with one token, and the shapes of the caches that it fills say what a row takes."""
+with one token. The shapes of the caches that it fills give the memory of a row."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,21 +22,17 @@ from ..upstream import mlx_lm, mlx_vlm
 MOST_LAYERS = 10_000
 """The largest known model has 126."""
 LAYERS = frozenset(
-    {
-        *("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth", "encoder_layers"),
-        *("decoder_layers", "num_encoder_layers", "num_decoder_layers", "mtp_num_hidden_layers"),
-        *("num_nextn_predict_layers", "num_mtp_modules", "num_hidden_groups"),
-    }
+    "num_hidden_layers num_layers n_layers n_layer depth encoder_layers decoder_layers"
+    " num_encoder_layers num_decoder_layers mtp_num_hidden_layers num_nextn_predict_layers"
+    " num_mtp_modules num_hidden_groups".split()
 )
 """Keys that count layers. Each layer has at least one tensor."""
 LISTS = frozenset({"layer_types", "layers_block_type", "hybrid_override_pattern", "depths"})
 WIDTHS = frozenset(
-    {
-        *("hidden_size", "hidden_dim", "dim", "d_model", "n_embd", "embed_dim", "vocab_size"),
-        *("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"),
-        *("num_attention_heads", "num_heads", "n_heads", "n_head", "num_key_value_heads"),
-        *("num_experts", "num_local_experts", "n_routed_experts", "head_dim", "rank", "r"),
-    }
+    "hidden_size hidden_dim dim d_model n_embd embed_dim vocab_size intermediate_size"
+    " moe_intermediate_size shared_expert_intermediate_size num_attention_heads num_heads n_heads"
+    " n_head num_key_value_heads num_experts num_local_experts n_routed_experts head_dim rank"
+    " r".split()
 )
 """Sizes that are, or divide, a side of a matrix."""
 
@@ -59,10 +54,8 @@ def check_sizes(
 
 def _too_large(key: str, size: int, most: int, what: str) -> UnsupportedModel:
     size_text = f"{size:,}" if size <= 10**18 else "more than 10^18"
-    return UnsupportedModel(
-        f"config.json: {key} is {size_text}, where at most {most:,} {what} are possible",
-        param="model",
-    )
+    problem = f"config.json: {key} is {size_text}, where at most {most:,} {what} are possible"
+    return UnsupportedModel(problem, param="model")
 
 
 def _walk(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -77,6 +70,7 @@ def _walk(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 @dataclass(frozen=True)
 class Footprint:
     weights: int
+    """Bytes."""
     kv_per_token: int
     """Bytes of the layers that keep every token."""
     per_row: int
@@ -84,8 +78,8 @@ class Footprint:
 
 
 def footprint(config: Mapping[str, Any], weight_bytes: int) -> Footprint:
-    """KV in the config's dtype. Raises `BadRequest` if upstream has no class that the config
-    fits, or `UnsupportedModel` for impossible sizes."""
+    """The memory of a model, with KV in the config's dtype. Raises `BadRequest` if upstream has no
+    class that the config fits, or `UnsupportedModel` for impossible sizes."""
     check_sizes(config)
     named = text_fields(config).get("dtype") or text_fields(config).get("torch_dtype")
     kind = {"float32": mx.float32, "float16": mx.float16}.get(str(named), mx.bfloat16)

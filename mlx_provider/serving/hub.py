@@ -25,23 +25,24 @@ from ..safe_open import obstacle
 if TYPE_CHECKING:
     import httpx
 
-
 log = logging.getLogger(__name__)
 
 DEMOS = {"demo": "model", "demo-hybrid": "hybrid"}
+"""Names of the shipped models, and their folders."""
 REACH = 0.8
 """Seconds until the Hub counts as unreachable."""
 GGUF = ".gguf"
 TEMPLATE = "chat_template.jinja"
 TEMPLATES = ("chat_template.json", "tokenizer_config.json")
+"""Files with the chat template as `chat_template`, if there is no `TEMPLATE`."""
 PATTERNS = ["*.json", "*.safetensors", "*.py", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
+"""Files that are downloaded."""
 
 
 def folder_of(model: str, *, repository: bool = False) -> Path:
     """The folder of `model`: one of `DEMOS`, a path, or a repository `owner/name[@revision]`, which
     is downloaded if missing. `repository`: only that. Raises `ModelNotFound` with a list of local
-    models, in under a second if the Hub is unreachable; `BadRequest` for a folder without a model.
-    """
+    models, within `REACH` if the Hub is unreachable; `BadRequest` for a folder without a model."""
     return local_folder(model, repository=repository) or download(model)
 
 
@@ -56,14 +57,14 @@ def local_folder(model: str, *, repository: bool = False) -> Path | None:
         if not (path / "config.json").is_file():
             reason = f"{path} holds no config.json: it is not a model folder"
             raise BadRequest(reason, param="model")
-        return _of_files(path)
+        return _check_files(path)
     if not is_repository(model):
         raise ModelNotFound(no_folder(model) + list_known(), param="model")
     return _cached_folder(*_repository(model))
 
 
 def full_name(model: str) -> str:
-    """A folder as its absolute path, because an engine has another working folder."""
+    """The name for an engine, which has another working folder: of a folder, its absolute path."""
     model = model.removeprefix("mlx/")
     if model in DEMOS or not _path(model).is_dir():
         return model
@@ -71,13 +72,12 @@ def full_name(model: str) -> str:
 
 
 def no_folder(name: str) -> str:
+    """The text of an error: `name` is not a folder."""
     path = _path(name)
     if path.is_absolute():
         return f"no folder {path} on the engine's machine"
-    return (
-        f"no folder {name!r} on the engine's machine ({Path.cwd() / path} does not exist): "
-        "give the full path of a folder"
-    )
+    problem = f"no folder {name!r} on the engine's machine ({Path.cwd() / path} does not exist)"
+    return f"{problem}: give the full path of a folder"
 
 
 def _path(name: str) -> Path:
@@ -100,20 +100,22 @@ class Outline:
     chat_template: str = ""
     """Empty: none, or several by name."""
     here: bool = False
+    """Whether it is on this machine."""
 
 
 def outline(model: str) -> Outline:
-    """From small responses that are not stored. Raises `ModelNotFound`, in under a second if the
-    Hub is unreachable."""
+    """The outline of a repository on the Hub, from small responses that are not stored. Raises
+    `ModelNotFound`, within `REACH` if the Hub is unreachable; `BadRequest` for unusable files."""
     repo, revision = _repository(model)
     files = _list_files(repo, revision)
-    read = partial(_answer, repo, f"{repo}/resolve/{revision or 'main'}")
+    get = partial(_get, repo, f"{repo}/resolve/{revision or 'main'}")
     weights = sum(size for name, size in files.items() if _is_weights(name))
-    config = _object(repo, read("config.json"))
+    config = _json_object(repo, get("config.json"))
     if TEMPLATE in files:
-        return Outline(config, weights, read(TEMPLATE).text)
-    named = [_object(repo, read(name)).get("chat_template") for name in TEMPLATES if name in files]
-    return Outline(config, weights, next((text for text in named if isinstance(text, str)), ""))
+        return Outline(config, weights, get(TEMPLATE).text)
+    objects = [_json_object(repo, get(name)) for name in TEMPLATES if name in files]
+    texts = (fields.get("chat_template") for fields in objects)
+    return Outline(config, weights, next((text for text in texts if isinstance(text, str)), ""))
 
 
 def _list_files(repo: str, revision: str | None) -> dict[str, int]:
@@ -123,21 +125,21 @@ def _list_files(repo: str, revision: str | None) -> dict[str, int]:
     if constants.HF_HUB_OFFLINE:
         reason = f"{repo} is not on this machine, and HF_HUB_OFFLINE is set"
         raise ModelNotFound(reason + list_known())
-    listed = _answer(repo, f"api/models/{repo}/revision", f"{revision or 'main'}?blobs=true")
-    siblings = _object(repo, listed).get("siblings", ())
+    response = _get(repo, f"api/models/{repo}/revision", f"{revision or 'main'}?blobs=true")
+    siblings = _json_object(repo, response).get("siblings", ())
     files = {file.get("rfilename", ""): file.get("size") or 0 for file in siblings}
     if any(name.endswith(GGUF) for name in files) and not any(map(_is_weights, files)):
         raise BadRequest(f"{repo}: {not_gguf(repo)}", param="model")
     return files
 
 
-def _object(repo: str, answer: httpx.Response) -> dict[str, Any]:
+def _json_object(repo: str, response: httpx.Response) -> dict[str, Any]:
     try:
-        content = from_json(answer.content)
+        content = from_json(response.content)
     except ValueError as error:
-        raise BadRequest(f"{repo}: {answer.url.path}: {error}", param="model") from None
+        raise BadRequest(f"{repo}: {response.url.path}: {error}", param="model") from None
     if not isinstance(content, dict):
-        raise BadRequest(f"{repo}: {answer.url.path} holds no JSON object", param="model")
+        raise BadRequest(f"{repo}: {response.url.path} holds no JSON object", param="model")
     return content
 
 
@@ -145,7 +147,8 @@ def _is_weights(name: str) -> bool:
     return name.endswith(".safetensors") and name != "consolidated.safetensors"
 
 
-def _of_files(folder: Path) -> Path:
+def _check_files(folder: Path) -> Path:
+    """Returns `folder`. Raises `BadRequest` for a pipe or device, which would block a reader."""
     for path in (path for pattern in PATTERNS for path in folder.glob(pattern)):
         try:
             kind = path.stat().st_mode
@@ -160,23 +163,20 @@ def _cached_folder(repo: str, revision: str | None) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
+    find = partial(snapshot_download, local_files_only=True, allow_patterns=PATTERNS)
     try:
-        folder = Path(
-            snapshot_download(
-                repo, revision=revision, local_files_only=True, allow_patterns=PATTERNS
-            )
-        )
+        folder = Path(find(repo, revision=revision))
     except HFValidationError as error:
         raise ModelNotFound(f"{repo!r} is no repository name: {error}", param="model") from error
     except LocalEntryNotFoundError:
         return None
     complete = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
-    return _of_files(folder) if complete else None
+    return _check_files(folder) if complete else None
 
 
 def download(model: str) -> Path:
-    """Fetch the newest version, only new files. Raises `ModelNotFound`, and `BadRequest` for a
-    repository without weights for MLX."""
+    """Fetch the newest version of a repository, only new files. Returns its folder. Raises
+    `ModelNotFound`, and `BadRequest` for a repository without weights for MLX."""
     import httpx
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -190,7 +190,8 @@ def download(model: str) -> Path:
         raise ModelNotFound(f"{repo} could not be downloaded: {error}", param="model") from error
 
 
-def _answer(repo: str, path: str, name: str) -> httpx.Response:
+def _get(repo: str, path: str, name: str) -> httpx.Response:
+    """A successful response of the Hub, else raises `ModelNotFound`."""
     import httpx
     from huggingface_hub import constants, get_token
 
@@ -201,42 +202,42 @@ def _answer(repo: str, path: str, name: str) -> httpx.Response:
     headers = {"authorization": f"Bearer {token}"} if token else {}
     address = f"{constants.ENDPOINT}/{path}/{name}"
     try:
-        answer = httpx.get(address, headers=headers, timeout=REACH, follow_redirects=True)
+        response = httpx.get(address, headers=headers, timeout=REACH, follow_redirects=True)
     except httpx.HTTPError as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        raise ModelNotFound(
-            f"{repo} is not on this machine, and the Hub is out of reach ({reason}){list_known()}",
-            param="model",
-        ) from error
-    if answer.status_code in (401, 403, 404):
+        problem = f"{repo} is not on this machine, and the Hub is out of reach ({reason})"
+        raise ModelNotFound(problem + list_known(), param="model") from error
+    if response.status_code in (401, 403, 404):
         reason = f"the Hub has no repository {repo}, or it is private: set HF_TOKEN"
         raise ModelNotFound(reason + list_known(), param="model")
-    if not answer.is_success:
-        reason = f"the Hub answers {answer.status_code} for {repo}: try again later"
+    if not response.is_success:
+        reason = f"the Hub answers {response.status_code} for {repo}: try again later"
         raise ModelNotFound(reason, param="model")
-    return answer
+    return response
 
 
 def not_gguf(name: str) -> str:
+    """The text of an error: `name` has only GGUF files, and what to take instead."""
     base = re.sub(r"[-.](gguf|i?q\d\w*)\b", "", name.rpartition("/")[2], flags=re.IGNORECASE)
     return f"GGUF is not served: take an MLX version, such as mlx-community/{base}-4bit"
 
 
 def list_known() -> str:
+    """The end of an error's text: the models on this machine."""
     names = sorted(cached_models())
     listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
     return f"; on this machine: {listed or 'none'}; `demo` always works, a folder by its full path"
 
 
 def on_this_machine(model: str) -> bool:
-    """Whether a name that every client may use needs no download."""
+    """Whether a name that every client may use is shipped, or in the Hub cache in part or whole."""
     return model in DEMOS or _repository(model)[0] in cached_models()
 
 
 def cached_models() -> list[str]:
-    return [
-        p.name.removeprefix("models--").replace("--", "/") for p in cache_root().glob("models--*")
-    ]
+    """The repositories in the Hub cache, complete or not."""
+    names = (path.name.removeprefix("models--") for path in cache_root().glob("models--*"))
+    return [name.replace("--", "/") for name in names]
 
 
 def cache_root() -> Path:
@@ -246,7 +247,8 @@ def cache_root() -> Path:
 
 
 def checkpoint(model: str) -> Outline:
-    """Raises the errors of `folder_of`, and `BadRequest` for a config that cannot be read."""
+    """The outline of a model, here or on the Hub, without a download. Raises the errors of
+    `folder_of`, and `BadRequest` for a config that cannot be read."""
     folder = local_folder(model)
     if folder is None:
         return outline(model)
@@ -263,7 +265,7 @@ PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """`None`: unknown."""
+    """What a gateway can know of a model before its load. `None`: unknown."""
 
     context_length: int | None = None
     vision: bool | None = None
@@ -271,6 +273,7 @@ class ModelFacts:
 
 
 def facts_of(model: str, registry: Callable[[], PluginRegistry]) -> ModelFacts:
+    """By files on this machine only. `registry` is called only if they can be read."""
     try:
         folder = local_folder(model)
         if folder is None:
@@ -292,27 +295,24 @@ class OnDisk:
     size: int
     """Bytes of all revisions."""
     fault: str = ""
+    """Why it cannot be served. Empty: it can."""
 
 
 def models_on_disk() -> list[OnDisk]:
-    """Reads names and sizes, no weights."""
+    """All models in the Hub cache, by their names and sizes. Reads no weights. Raises `BadRequest`
+    if the cache cannot be used."""
     from huggingface_hub import scan_cache_dir
 
     if not cache_root().is_dir() and (why := obstacle(cache_root())):
         raise BadRequest(f"the Hub cache {cache_root()} cannot be used: {why}")
     cache_root().mkdir(parents=True, exist_ok=True)
-    sizes = {repo.repo_id: repo.size_on_disk for repo in scan_cache_dir(cache_root()).repos}
-    return [
-        OnDisk(
-            name,
-            sizes[name] if name in sizes else _size(_repository_folder(name)),
-            _fault_of_repository(name),
-        )
-        for name in sorted(cached_models(), key=str.lower)
-    ]
+    scanned = {repo.repo_id: repo.size_on_disk for repo in scan_cache_dir(cache_root()).repos}
+    names = sorted(cached_models(), key=str.lower)
+    sizes = (scanned[n] if n in scanned else _size(_repository_folder(n)) for n in names)
+    return [OnDisk(name, size, _fault_of(name)) for name, size in zip(names, sizes, strict=True)]
 
 
-def _fault_of_repository(name: str) -> str:
+def _fault_of(name: str) -> str:
     try:
         if local_folder(name, repository=True) is not None:
             return ""

@@ -5,9 +5,9 @@ used idle model (without leases) leaves if another model, or rows of another, ne
 requests wait, oldest first, for a limited time. After `TURN` seconds, the first one reserves
 models: these accept no new requests, so that one becomes idle.
 
-No request waits forever: a lease states the bytes of its request's rows before the request is
-queued, and weights never take the memory for the largest of them. So one queued request can always
-run, and requests in the queue hold nothing. Models load and leave in a separate thread, so that a
+No request waits forever: a lease states the bytes of its request's rows before an engine queues the
+request, and weights never take the memory for the largest of them. So one such request can always
+run, and requests that wait here hold nothing. Models load and leave in a separate thread, so that a
 cancelled request delays no other."""
 
 import logging
@@ -40,9 +40,8 @@ REST = 10.0
 @dataclass(frozen=True)
 class LoadPlan:
     name: str
-    nbytes: int
-    load: Callable[[], Weights]
-    """Blocks; raises errors of `mlx_provider.errors`."""
+    nbytes: int  # of the weights, as expected
+    load: Callable[[], Weights]  # blocks; raises errors of `mlx_provider.errors`
 
 
 @dataclass(eq=False)
@@ -50,11 +49,12 @@ class _Waiter:
     who: str
     key: Hashable
     plan: LoadPlan
-    rows: int
+    rows: int  # bytes
     keep_alive: float | None
     since: float
     until: float
     deadline: float
+    """Monotonic seconds: arrival, end of the longest wait here, end of the request's time limit."""
     lease: Lease | None = None
     error: MLXProviderError | None = None
     reserved: frozenset[Hashable] = frozenset()
@@ -66,14 +66,11 @@ class LoadQueue:
     """Safe from any thread. The ledger's lock covers everything; it is not held during a load."""
 
     _ledger: MemoryLedger
-    _unload: Callable[[Weights], None]
-    """Blocks."""
-    patience: float
-    """Most seconds in the queue."""
+    _unload: Callable[[Weights], None]  # blocks
+    patience: float  # most seconds in the queue
     turn: float = TURN
-    waiting: list[_Waiter] = field(default_factory=list)
-    """Oldest first."""
-    reserved: frozenset[Hashable] = frozenset()
+    waiting: list[_Waiter] = field(default_factory=list)  # oldest first
+    reserved: frozenset[Hashable] = frozenset()  # what the first waiter has reserved
     _starved: set[Hashable] = field(default_factory=set)
     """Models whose rows cannot continue while the weights of others are in memory."""
     _loading: Hashable | None = None
@@ -95,22 +92,22 @@ class LoadQueue:
         since: float | None = None,
         deadline: float = inf,
     ) -> Lease:
-        """The model, loaded if necessary, and `rows` bytes beside all weights (blocks).
-
-        `keep_alive`: see `Resident.extend`. `since`: arrival, which sets its place in the queue.
-        Raises the errors of `plan` and of the load, `LoadFailed` for a model that never fits,
-        `MemoryInUse` after the longest wait."""
+        """A lease on the model `key`, loaded if necessary, with `rows` bytes free beside all
+        weights. Blocks. `who`: the request's id, for `withdraw`. `keep_alive`: see
+        `Resident.extend`. `since`: arrival, which sets the place in the queue. Raises the errors of
+        `plan` and of the load, `LoadFailed` for a model that never fits, `MemoryInUse` after
+        `patience`, `RequestTimedOut` at `deadline`, `RequestFailed` after `withdraw`."""
         with self._changed:
             if self._closed is not None:
                 raise for_another(self._closed)
             if (lease := self._lease(key, rows, keep_alive)) is not None:
                 return lease
-        made = plan()
-        if made.nbytes > self._ledger.limit:
-            raise self._ledger.too_large_error(made.name, made.nbytes)
+        load_plan = plan()
+        if load_plan.nbytes > self._ledger.limit:
+            raise self._ledger.too_large_error(load_plan.name, load_plan.nbytes)
         now = time.monotonic()
-        came, until = now if since is None else since, now + self.patience
-        waiter = _Waiter(who, key, made, rows, keep_alive, came, until, deadline)
+        arrival, until = now if since is None else since, now + self.patience
+        waiter = _Waiter(who, key, load_plan, rows, keep_alive, arrival, until, deadline)
         with self._changed:
             insort(self.waiting, waiter, key=lambda other: other.since)
             try:
@@ -126,6 +123,7 @@ class LoadQueue:
                     self._serve()
 
     def withdraw(self, who: str) -> None:
+        """End the wait of a request with `RequestFailed`."""
         with self._changed:
             self._refuse(RequestFailed.cancellation(), [w for w in self.waiting if w.who == who])
             self._serve()
@@ -139,11 +137,10 @@ class LoadQueue:
         *,
         stuck: bool,
     ) -> None:
-        """Unload idle models here, so that rows of `key` have `rows` bytes and others `others`.
-
-        If running rows will free memory at their end, only models unused for `REST` seconds leave.
-        `stuck`: no row of `key` runs; if no idle model helps, the other models accept no new
-        requests."""
+        """Unload idle models in this thread, so that rows of the model `key` have `rows` bytes, and
+        those of other models `others` bytes. `stuck`: no row of `key` will free memory at its end.
+        A model that was used in the last `REST` seconds leaves only if `stuck` and `rows` exceeds
+        the free bytes. If `stuck` and no idle model helps, the others accept no new requests."""
         with self._changed:
             idle = self._to_unload(key, rows, others, stuck)
             leaving = _detach(idle or ())
@@ -155,6 +152,7 @@ class LoadQueue:
         self._leave(leaving, unload)
 
     def unloadable(self, key: Hashable, rows: int, others: int, *, stuck: bool) -> int:
+        """Bytes of the models that `make_way` would unload."""
         with self._changed:
             return sum(r.nbytes for r in self._to_unload(key, rows, others, stuck) or ())
 
@@ -173,9 +171,11 @@ class LoadQueue:
             return any(other != key and other not in self._starved for other in going)
 
     def models(self) -> list[Weights]:
+        """The models in memory, without those that load or unload."""
         return [model for resident in self._ledger if (model := resident.usable) is not None]
 
     def close(self, error: MLXProviderError) -> None:
+        """Raise `error` for all requests that wait, and for each later one."""
         with self._changed:
             self._closed = error
             self._serve()
@@ -228,6 +228,7 @@ class LoadQueue:
         return waiter.lease
 
     def _serve(self) -> None:
+        """Give a lease to each waiter that can have one now, and make room for the first other."""
         first: _Waiter | None = None
         self.reserved = frozenset()
         if self._closed is not None:
@@ -250,7 +251,7 @@ class LoadQueue:
         self._changed.notify_all()
 
     def _to_reserve(self, waiter: _Waiter) -> frozenset[Hashable]:
-        """The models of its earlier choice first."""
+        """The models that the waiter reserves: those of its earlier choice first."""
         if time.monotonic() < waiter.since + self.turn:
             return frozenset()
         usable = (r for r in self._ledger if r.usable is not None and not r.pinned)
@@ -260,6 +261,7 @@ class LoadQueue:
         return frozenset(resident.key for resident in (others if chosen is None else chosen))
 
     def _lack(self, waiter: _Waiter) -> int:
+        """Bytes that must become free for its model and rows; not positive: none."""
         if self._ledger.get(waiter.key) is not None:
             return waiter.rows - self._ledger.free
         return waiter.plan.nbytes + max(waiter.rows, self._row_bytes()) - self._ledger.free
@@ -281,7 +283,7 @@ class LoadQueue:
         if leaves or self._others_starve(key):
             return
         idle = self._idle(self._lack(waiter), key)
-        if idle is None or not (resident is None or idle):
+        if idle is None or (resident is not None and not idle):  # nothing that leaves would help
             return
         plan = None
         if resident is None:
@@ -293,7 +295,7 @@ class LoadQueue:
     # -- loads and departures (their own threads; the lock is free while they block)
 
     def _work(self, leaving: Sequence[Resident], resident: Resident, plan: LoadPlan | None) -> None:
-        """`plan`: `None` if the model is in memory and its rows need more."""
+        """`plan`: `None` if the model is in memory and its rows need more memory."""
         try:
             self._leave(leaving, self._unload)
             if plan is not None:
@@ -317,7 +319,7 @@ class LoadQueue:
                     self._serve()
 
     def _load(self, resident: Resident, plan: LoadPlan) -> Sequence[Resident]:
-        """Returns models that must leave because this one took more than expected."""
+        """Load a model. Returns those that must leave because it took more than expected."""
         error: MLXProviderError = LoadFailed(f"{plan.name} could not be loaded")
         model: Weights | None = None
         try:
@@ -344,10 +346,10 @@ class LoadQueue:
         for waiter in waiters:
             waiter.plan = replace(waiter.plan, nbytes=model.nbytes)
         others = self._idle(self._row_bytes() - ledger.free, resident.key)
-        if others is None:  # it loads again when there is enough memory
+        if others is None:  # this model leaves, and loads again when there is enough memory
             return _detach([resident])
         leaving = _detach(others)
-        self._serve()  # before it counts as idle
+        self._serve()  # before this model counts as idle
         return leaving
 
     def _await_expiry(self) -> None:
@@ -369,6 +371,7 @@ class LoadQueue:
 
 
 def _enough(candidates: Iterable[Resident], need: int) -> list[Resident] | None:
+    """The first candidates that have `need` bytes in total. `None`: all have less."""
     chosen: list[Resident] = []
     for resident in candidates:
         if need <= 0:

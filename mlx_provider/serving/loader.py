@@ -86,14 +86,13 @@ class Loader:
         self._grammar_pool.shutdown(wait=False, cancel_futures=True)
 
     def plan(self, key: WeightsKey, options: ModelOptions, name: str) -> LoadPlan:
-        """Expected memory of a load. `name`: the model's name in logs and metrics, because a
-        folder's own name says little (`model`, a revision). Raises `BadRequest` for a folder that
-        no family serves."""
+        """A load, and the bytes that it will take. `name`: the model's name in logs and metrics,
+        because a folder's own name says little (`model`, a revision). Raises `BadRequest` for a
+        folder that no family serves."""
         check_folder(key.folder, key.adapter)
         family, plugin = self._registry.family_for(read_json(key.folder / "config.json"))
-        dtype = weights_dtype(
-            key.dtype, weights_estimate(key.folder, key.adapter, expanded=4), self._ledger.limit
-        )
+        as_float32 = weights_estimate(key.folder, key.adapter, expanded=4)
+        dtype = weights_dtype(key.dtype, as_float32, self._ledger.limit)
         chosen = LoadOptions(
             adapter=key.adapter,
             trust_remote_code=options.trust_remote_code,
@@ -102,9 +101,8 @@ class Loader:
             dtype=dtype,
             extra=options.extra,
         )
-        nbytes = weights_estimate(
-            key.folder, key.adapter, expanded=None if dtype is None else getattr(mx, dtype).size
-        )
+        width = None if dtype is None else getattr(mx, dtype).size
+        nbytes = weights_estimate(key.folder, key.adapter, expanded=width)
         job = _Job(key, family, plugin, chosen, name)
         return LoadPlan(name, nbytes, partial(self._load, job, nbytes))
 
@@ -120,19 +118,19 @@ class Loader:
         wire(sum(model.loaded_bytes for model in self._loaded))
         weights.drop()
         _collect()
-        back = before - mx.get_active_memory()
-        log.info("unloaded %s: %d of %d bytes came back", weights.name, back, weights.loaded_bytes)
+        freed = before - mx.get_active_memory()
+        log.info("unloaded %s: %d of %d bytes came back", weights.name, freed, weights.loaded_bytes)
 
     def _stop(self, weights: Weights) -> None:
-        """Separate from `unload_here`, whose frame may not hold an engine when memory is read."""
+        """Separate from `unload_here`, whose frame must not keep the engine alive."""
         if (instance := weights.started) is not None:
             self._worker.remove(instance.engine)
             instance.keep_curve()
 
     def _load(self, job: _Job, nbytes: int) -> Weights:
         began, before = time.monotonic(), mx.get_active_memory()
-        read = lambda: mx.get_active_memory() - before  # noqa: E731
-        with self._progress.stage(job.name, "weights", read, nbytes, "bytes"):
+        count_loaded = lambda: mx.get_active_memory() - before  # noqa: E731
+        with self._progress.stage(job.name, "weights", count_loaded, nbytes, "bytes"):
             if template := named_template(job.key.folder):
                 try_template(template)
             weights = self._worker.call(partial(self._load_here, job)).result()
@@ -171,7 +169,7 @@ class Loader:
 
 
 def _load_isolated(job: _Job) -> LoadedModel | MLXProviderError:
-    """Returns the error without the frames of the load, which hold half of its weights."""
+    """The model, or an error without the frames of the load, which keep weights alive."""
     family, plugin = job.family, job.plugin
 
     def load() -> LoadedModel | PluginError:
@@ -181,18 +179,18 @@ def _load_isolated(job: _Job) -> LoadedModel | MLXProviderError:
         kind = type(made).__name__
         return PluginError(f"plugin {plugin}: load of {family.name!r} gave {kind}, no LoadedModel")
 
-    found = attempt(load)
-    if not isinstance(found, Fault):
-        return found
+    result = attempt(load)
+    if not isinstance(result, Fault):
+        return result
     trusted, third_party = job.options.trust_remote_code, third_party_of(plugin)
-    return load_error(found, job.name, family.name, trusted=trusted, third_party=third_party)
+    return load_error(result, job.name, family.name, trusted=trusted, third_party=third_party)
 
 
 def load_error(
     fault: Fault, name: str, family: str, *, trusted: bool, third_party: str
 ) -> MLXProviderError:
-    """Names the option that caused the fault, if any. `third_party`: the third party's plugin that
-    serves the model."""
+    """The error of a failed load, which names the option that caused the fault, if any.
+    `third_party`: the third party's plugin that serves the model."""
     error = fault.error
     known = error if isinstance(error, MLXProviderError) else None
     if known is None:
@@ -202,10 +200,10 @@ def load_error(
         return wrong_option("trust_remote_code", f"{name} brings code of its own: {error}")
     if known is not None:
         return for_another(known)
-    found = fault.origin  # the fault may be in a drafter or kernels of another plugin
-    where = "" if found is None else f", {found.called} failed"
+    origin = fault.origin  # the fault may be in a drafter or kernels of another plugin
+    where = "" if origin is None else f", {origin.called} failed"
     message = f"{name} could not be loaded by family {family!r}{where}: {fault.summary}"
-    at_fault = third_party if found is None or found.built_in else found.plugin
+    at_fault = third_party if origin is None or origin.built_in else origin.plugin
     if at_fault and fault.lasting:
         return PluginError(f"plugin {at_fault}: {message}; {LOG_HINT}")
     if isinstance(error, RecursionError):  # from a library that reads a deep tokenizer.json
@@ -219,16 +217,16 @@ def third_party_of(plugin: Plugin) -> str:
 
 
 def with_sampling(info: ModelInfo, family: ModelFamily) -> ModelInfo:
+    """If the model's files set no sampling, add what the family knows, else `DEFAULT_SAMPLING`."""
     if info.sampling != SamplingDefaults():
         return info
     published = family.sampling.get(info.model_type)
-    found = published or DEFAULT_SAMPLING
+    sampling = published or DEFAULT_SAMPLING
     by = f"family {family.name} uses the published" if published else "it uses the default"
-    values = ", ".join(
-        f"{name} {value:g}" for name, value in vars(found).items() if value is not None
-    )
+    chosen = ((name, value) for name, value in vars(sampling).items() if value is not None)
+    values = ", ".join(f"{name} {value:g}" for name, value in chosen)
     note = f"the model's files set no sampling: {by} {values}, unless a request sets its own"
-    return replace(info, sampling=found, notes=(*info.notes, note))
+    return replace(info, sampling=sampling, notes=(*info.notes, note))
 
 
 def _grammar_of(made: LoadedModel, masks: Executor, grammars: Executor) -> GrammarCompiler:
@@ -259,9 +257,8 @@ def device_kind() -> str:
 
 
 def equip(loaded: LoadedModel, registry: PluginRegistry) -> str | None:
-    """Install the best kernels (engine thread). Returns their name.
-
-    `None`: none fit or pay. Kernels that fail here are logged and removed completely."""
+    """Install the best kernels (engine thread). Returns their name. `None`: none fit or pay.
+    Kernels that fail here are logged and removed completely."""
     model: Any = getattr(loaded, "model", None)
     if not isinstance(model, nn.Module):
         return None
@@ -269,24 +266,24 @@ def equip(loaded: LoadedModel, registry: PluginRegistry) -> str | None:
     if chosen is None or not chosen[1]:
         return None
     name, replacements = chosen
-    found = attempt(lambda: install(name, replacements, model))
-    if isinstance(found, Fault):
+    installed = attempt(lambda: install(name, replacements, model))
+    if isinstance(installed, Fault):
         remove(name, replacements, model)
-        log.warning("kernels %s are left out: %s\n%s", name, found.summary, found.trace)
+        log.warning("kernels %s are left out: %s\n%s", name, installed.summary, installed.trace)
         return None
-    if found:
+    if installed:
         log.info("it computes with kernels %s", name)
-    return name if found else None
+    return name if installed else None
 
 
 def install(name: str, replacements: Iterable[Replacement], model: nn.Module) -> bool:
     """Replace functions in the modules from which `model`'s layers call them. Idempotent. Returns
-    whether there is any."""
-    found = [
+    whether it has replaced any."""
+    patched = [
         patch(*_owners(r, model), partial(_make_function, r), key=(name, r.name))
         for r in replacements
     ]
-    return any(found)
+    return any(patched)
 
 
 def remove(name: str, replacements: Iterable[Replacement], model: nn.Module) -> None:
@@ -296,7 +293,7 @@ def remove(name: str, replacements: Iterable[Replacement], model: nn.Module) -> 
 
 
 def _make_function(replacement: Replacement, original: Function) -> Function | None:
-    """`None` for a different function of that name, or if the original is better."""
+    """The new function. `None`: `original` is another of that name, or is better."""
     defined = getattr(original, "__module__", ""), getattr(original, "__name__", "")
     if defined != (replacement.module, replacement.name.rpartition(".")[2]):
         return None

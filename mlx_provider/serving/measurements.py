@@ -21,36 +21,10 @@ from ..upstream.runtime import KERNEL_FOLDER, active_blas
 from .calibration import Measured
 from .weights import Weights
 
-
-def decoding(model: ModelStatus) -> str:
-    if model.reproducible is not None:
-        return fixed_passes(model.reproducible)
-    return batching(model.kv_layout, model.mixed_prefill, model.noise_floor)
-
-
-def fixed_passes(passes: FixedPasses) -> str:
-    rows = (
-        f"rows decode {passes.rows} to a pass, filled up"
-        if passes.rows > 1
-        else "each row decodes in a pass of its own"
-    )
-    return f"reproducible: {rows}, prompts run in passes of {passes.tokens} tokens"
-
-
-def batching(layout: str, mixed_prefill: bool, noise_floor: float) -> str:
-    if layout == "solo":
-        return "rows decode alone"
-    chunks = "with" if mixed_prefill else "apart from"
-    return (
-        f"rows decode together ({layout}), {chunks} chunks of prompts, "
-        f"log-probabilities within {noise_floor:.2g} of alone"
-    )
-
-
 log = logging.getLogger(__name__)
 
 LARGEST = 2**20
-"""Bytes."""
+"""Most bytes of the file."""
 ENTRIES = 64
 """Entries (model and KV cache); the oldest is dropped first."""
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
@@ -61,13 +35,14 @@ _FILE = TypeAdapter(dict[str, Measured])
 
 @dataclass(frozen=True)
 class Measurements:
-    """Belongs to the engine thread. Other processes may share the file."""
+    """All in one file. Belongs to the engine thread. Other processes may share the file."""
 
     _file: Path | None
     """`None`: nothing is stored."""
 
     @classmethod
     def at(cls, setting: str, environ: Mapping[str, str] = os.environ) -> Measurements:
+        """`setting`: `auto` (a file in the state folder), `off`, or a path."""
         if setting == "auto":
             return cls(state_folder(environ) / "measurements.json")
         return cls(None if setting == "off" else Path(setting).expanduser())
@@ -114,3 +89,26 @@ def circumstances(
         (platform.platform(), active_blas(), sorted((n, os.environ[n]) for n in own)),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def decoding(model: ModelStatus) -> str:
+    """For people: how the rows of a model decode."""
+    if model.reproducible is not None:
+        return fixed_passes(model.reproducible)
+    return batching(model.kv_layout, model.mixed_prefill, model.noise_floor)
+
+
+def fixed_passes(passes: FixedPasses) -> str:
+    """For people: the passes of a reproducible model."""
+    shared = f"rows decode {passes.rows} to a pass, filled up"
+    rows = shared if passes.rows > 1 else "each row decodes in a pass of its own"
+    return f"reproducible: {rows}, prompts run in passes of {passes.tokens} tokens"
+
+
+def batching(layout: str, mixed_prefill: bool, noise_floor: float) -> str:
+    """For people: how rows decode in a layout."""
+    if layout == "solo":
+        return "rows decode alone"
+    chunks = "with" if mixed_prefill else "apart from"
+    noise = f"log-probabilities within {noise_floor:.2g} of alone"
+    return f"rows decode together ({layout}), {chunks} chunks of prompts, {noise}"

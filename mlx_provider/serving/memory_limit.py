@@ -8,7 +8,7 @@ RESERVE = 0.15
 uses memory that it does not count. On CUDA these are the plans and workspaces of first passes, 3 to
 12 GB on an H100 of 80 GB with a model of 8B."""
 CUDA_RESERVE = 3 * 2**30
-"""Bytes that stay free on any CUDA device: the least that was seen there."""
+"""Bytes that stay free on any CUDA device: the least that such plans and workspaces took."""
 LEAST_SHARE = 0.5
 """Share of the free memory that is used even if the reserve is larger than the rest."""
 HOST_SHARE = 0.7
@@ -26,12 +26,13 @@ def available_memory() -> int:
     """Bytes that no other program uses: of a CUDA device, as it reports (mlx 0.32, `device_info`),
     else of the machine."""
     free = mx.device_info().get("free_memory")
-    others = free if isinstance(free, int) else psutil.virtual_memory().available
-    return int(others + mx.get_active_memory() + mx.get_cache_memory())
+    unused = free if isinstance(free, int) else psutil.virtual_memory().available
+    return int(unused + mx.get_active_memory() + mx.get_cache_memory())
 
 
 def memory_limit(chosen: int | None) -> int:
-    """Bytes that this process may use on the device. Metal recommends a working set."""
+    """Bytes that this process may use on the device: `chosen` by the operator, else a share of the
+    working set that Metal recommends, of a CUDA device or of the machine, as far as it is free."""
     if chosen is not None:
         return chosen
     info, free, host = mx.device_info(), available_memory(), psutil.virtual_memory().total
@@ -45,6 +46,7 @@ def memory_limit(chosen: int | None) -> int:
 
 
 def pool_limit(limit: int) -> int:
+    """Most bytes of freed buffers that MLX keeps, for a memory limit of `limit` bytes."""
     if mx.default_device().type == mx.DeviceType.cpu:
         return 0  # the CPU's allocator keeps none (mlx 0.32, backend/no_gpu/allocator.cpp)
     return min(POOL, int(POOL_SHARE * limit))

@@ -17,7 +17,7 @@ NAME = "mlx_provider"
 
 
 class Gauges(Collector):
-    """Keeps no state between scrapes, so a removed object disappears from the next one."""
+    """Gauges of `Stats`. Keeps no state between scrapes: what is gone disappears from the next."""
 
     def __init__(self, stats: Callable[[], Stats | None]) -> None:
         self._stats = stats
@@ -113,7 +113,7 @@ COUNTERS: Mapping[str, str] = {
     "tokens_skipped": "Prompt tokens that sparse prefill left out.",
     "tokens_drafted": "Draft tokens.",
     "tokens_accepted": "Accepted draft tokens.",
-    "prefix_cache_evictions": "Entries the prefix cache dropped.",
+    "prefix_cache_evictions": "Times that prefixes were evicted for weights or rows.",
     "prefix_lookup_tokens": "Prompt tokens by outcome of the prefix cache look-up.",
 }
 HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {
@@ -157,4 +157,5 @@ class EngineMetrics(Recorder):
         self._of(name, label).observe(value)
 
     def exposition(self) -> bytes:
+        """All metrics in the text format of Prometheus."""
         return generate_latest(self._registry)

@@ -37,7 +37,7 @@ VIEWS_PER_MODEL = 64
 
 
 class ModelCache:
-    """Safe from any thread."""
+    """Keeps the parts that find, load and unload models. Safe from any thread."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ModelCache:
         self._registry = registry
         self._worker = worker
         self._own_context: dict[Path, int] = {}
-        """By folder, as its family gave it."""
+        """The context length of each folder's model, as its family gave it."""
         self._pool_before = mx.set_cache_limit(pool)
         self.ledger: MemoryLedger = MemoryLedger(
             lambda: self.limit - pool, media_bytes=media, prefix_limit=settings.prefix_bytes
@@ -60,8 +60,8 @@ class ModelCache:
         disk = settings.disk_cache, settings.disk_cache_bytes
         self.prefixes = Prefixes(self.ledger, worker, recorder, *disk)
         self.progress = LoadProgress()
-        made = registry, worker, self.ledger, self.prefixes.shrink_to_budget, self.progress
-        self.loader = Loader(*made, settings.feature_bytes)
+        parts = registry, worker, self.ledger, self.prefixes.shrink_to_budget, self.progress
+        self.loader = Loader(*parts, settings.feature_bytes)
         self.queue = LoadQueue(self.ledger, self.loader.unload, patience=settings.model_wait)
         memory = ProcessMemory(self.ledger, self.queue, self.prefixes, self.loader.unload_here)
         self.builder = EngineBuilder(settings, registry, worker, recorder, memory, self.progress)
@@ -79,27 +79,20 @@ class ModelCache:
         may_lengthen: bool = True,
         listed: bool = True,
     ) -> tuple[ModelView, Lease]:
-        """The model, loaded if necessary, with `rows` bytes beside all weights (blocks), see
-        `LoadQueue.acquire`.
-
+        """The model, loaded if necessary, and a lease on it. Blocks. `who`, `rows`, `since` and
+        `deadline`: see `LoadQueue.acquire`.
         `repository`: the name is not that of a folder. `may_lengthen`: whether a context longer
         than the model's own is allowed, for which a family may need other weights. `listed`: if
-        false, the context length is that of one request, and appears nowhere. Raises the errors of
-        finding and loading the model, and `BadRequest` for options that it does not support."""
-        _check(self._registry, options)
+        false, the context length is that of one request, and no status shows it. Raises the errors
+        of finding and loading the model, and `BadRequest` for options that it does not support."""
+        _check_options(self._registry, options)
         with self.progress.stage(name, "files of the Hub"):
             folder = folder_of(name, repository=repository)
+        acquire = partial(self.queue.acquire, who=who, rows=rows, since=since, deadline=deadline)
         for _ in range(2):  # the first load may show that the context is longer than its own
             key = self._key(folder, options, may_lengthen=may_lengthen)
-            lease = self.queue.acquire(
-                key,
-                partial(self.loader.plan, key, options, name),
-                who=who,
-                rows=rows,
-                keep_alive=options.keep_alive,
-                since=since,
-                deadline=deadline,
-            )
+            plan = partial(self.loader.plan, key, options, name)
+            lease = acquire(key, plan, keep_alive=options.keep_alive)
             if key.context_length is not None:
                 break
             own = self._own_context[key.folder] = lease.model.info.context_length
@@ -133,19 +126,14 @@ class ModelCache:
     def _view(
         self, weights: Weights, name: str, options: ModelOptions, *, listed: bool
     ) -> ModelView:
-        """The same view as long as the weights stay."""
+        """The view of this name and these options: the same one as long as the weights stay."""
         if not listed:
             common = options.model_copy(update={"context_length": None})
             view = self._view(weights, name, common, listed=True)
             length = options.context_length or view.info.context_length
             return replace(view, info=replace(view.info, context_length=length))
-        chosen = (
-            name,
-            options.context_length,
-            options.tool_parser,
-            options.reasoning_parser,
-            options.pooling,
-        )
+        parsers = options.tool_parser, options.reasoning_parser
+        chosen = (name, options.context_length, *parsers, options.pooling)
         views = weights.views
         if chosen not in views:
             views.setdefault(chosen, _view_of(weights, name, options, self._registry))
@@ -160,7 +148,7 @@ class ModelCache:
         return [each for weights in self.queue.models() if (each := weights.started) is not None]
 
     def close(self) -> None:
-        """Writes the queue to disk and ends the threads."""
+        """End all waiting and the threads, and write what is queued for the disk (blocks)."""
         self.queue.close(EngineDied("the engine is shutting down"))
         for instance in self.engines():
             instance.keep_curve()
@@ -169,12 +157,13 @@ class ModelCache:
         mx.set_cache_limit(self._pool_before)
 
     def drop(self) -> None:
-        """Frees all weights, after the end of the engine thread."""
+        """Free all weights, after the end of the engine thread."""
         for weights in self.queue.models():
             weights.drop()
 
 
-def _check(registry: PluginRegistry, options: ModelOptions) -> None:
+def _check_options(registry: PluginRegistry, options: ModelOptions) -> None:
+    """Raise `BadRequest` for unknown names, and for options that exclude each other."""
     try:
         if options.tool_parser:
             registry.tool_parser(options.tool_parser)
@@ -203,15 +192,12 @@ def _view_of(
     weights: Weights, name: str, options: ModelOptions, registry: PluginRegistry
 ) -> ModelView:
     info = weights.info
-    tool = options.tool_parser or info.tool_parser
-    thought = options.reasoning_parser or info.reasoning_parser
+    tool_name = options.tool_parser or info.tool_parser
+    reasoning_name = options.reasoning_parser or info.reasoning_parser
     template = info.chat_template or ""
-    calls = registry.tool_parser(tool) if tool else registry.detect_tool_parser(template)
-    thoughts = (
-        registry.reasoning_parser(thought)
-        if thought
-        else registry.detect_reasoning_parser(template)
-    )
+    tools = registry.tool_parser(tool_name) if tool_name else registry.detect_tool_parser(template)
+    detect = registry.detect_reasoning_parser
+    reasoning = registry.reasoning_parser(reasoning_name) if reasoning_name else detect(template)
     pooling = options.pooling or info.embedding.pooling
     return ModelView(
         name=name,
@@ -221,9 +207,9 @@ def _view_of(
             context_length=options.context_length or info.context_length,
             embedding=replace(info.embedding, pooling=pooling),
         ),
-        tool_parser=calls,
-        reasoning_parser=thoughts,
-        layout=layout_of(partial(_render, weights.model), thoughts, calls),
+        tool_parser=tools,
+        reasoning_parser=reasoning,
+        layout=layout_of(partial(_render, weights.model), reasoning, tools),
         any_parser=registry.fallback_tool_parser("read"),
         forced_parser=registry.fallback_tool_parser("write"),
     )

@@ -1,9 +1,9 @@
 """Prefills what is known before its request: the operator's warm prompts, and the head of a
 conversation's next prompt while the tools of its last turn run.
 
-The computed reply is often not that head: clients drop thoughts, and a template writes calls in its
-own form. So history and reply are rendered with a placeholder for the results, up to the first one,
-and prefilled while no request is here."""
+The tokens of the reply are often not that head: clients drop thoughts, and a template writes calls
+in its own form. So history and reply are rendered with placeholders for the results, and what comes
+before the first one is prefilled while no request is here."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +24,8 @@ from .prepared import NoText
 from .prompt import render_prompt
 from .weights import ModelView
 
-RESULT = "first result"
-OTHER = "another one"
+RESULT, OTHER = "first result", "another one"
+"""Placeholders for the first result of a turn, and for each further one."""
 TAIL = 64
 """Tokens at the end of a prompt in which the placeholder is searched first."""
 
@@ -42,7 +42,7 @@ class ToolTurn:
     called: bool = False
 
     def take(self, events: Sequence[Event]) -> bool:
-        """Returns whether tools run from now on."""
+        """Add events of the reply. Returns whether tools run from now on."""
         for event in events:
             if isinstance(event, Delta):
                 self._take(event)
@@ -76,13 +76,13 @@ class ToolTurn:
 
 
 def turn_of(wire: GenerateRequest, view: ModelView, prompt: Prompt) -> ToolTurn | None:
-    """Of a request with tools. `None`: it cannot end with calls, or would load images again."""
+    """The turn of a request with tools. `None`: it cannot call, or would load images again."""
     calls = wire.messages and wire.tool_choice != "none"
     return ToolTurn(wire, view) if calls and wire.n == 1 and not prompt.spans else None
 
 
 class NextPrompts:
-    """Own thread; renders only while every engine is idle."""
+    """Renders next prompts in its own thread and prefills them, only while every engine is idle."""
 
     def __init__(self, worker: EngineWorker) -> None:
         self._worker = worker
@@ -109,22 +109,13 @@ class NextPrompts:
 
 def _requests(turn: ToolTurn) -> Iterator[Request]:
     wire, view = turn.wire, turn.view
+    of_sender = partial(Request, salt=wire.namespace, tenant=tenant(wire), session=wire.session)
     for at, messages in enumerate(turn.histories()):
         rendered = render_prompt(view, wire.model_copy(update={"messages": messages}))
         head = known_head(rendered.prompt, view.model.tokenizer)
         if head is not None:
-            request = Request(
-                f"{wire.id} ahead {at}",
-                head,
-                SamplingParams(),
-                0,
-                EventQueue(),
-                drafts=False,
-                may_skip=False,
-                salt=wire.namespace,
-                tenant=tenant(wire),
-                session=wire.session,
-            )
+            name, params = f"{wire.id} ahead {at}", SamplingParams()
+            request = of_sender(name, head, params, 0, EventQueue(), drafts=False, may_skip=False)
             request.rows = [Row(request, 0, NoText())]
             yield request
 
@@ -137,7 +128,7 @@ def known_head(prompt: Prompt, tokenizer: Tokenizer) -> Prompt | None:
         return RESULT in tokenizer.decode(prompt.tokens[-width:], skip_special=False)
 
     total = len(prompt.tokens)
-    most = TAIL
+    most = TAIL  # the fewest last tokens that show it are searched: above `least`, up to `most`
     while not shows(min(most, total)):
         if most >= total:
             return None
@@ -155,6 +146,7 @@ def known_head(prompt: Prompt, tokenizer: Tokenizer) -> Prompt | None:
 def warm_requests(
     first: GenerateRequest, given: Sequence[str | WarmPrompt]
 ) -> list[GenerateRequest]:
+    """Requests that prefill the operator's warm prompts for the sender and model of `first`."""
     options = first.options.model_copy(update={"warm": []})
     prompts = [
         WarmPrompt(messages=[{"role": "system", "content": prompt}])

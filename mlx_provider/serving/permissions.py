@@ -6,8 +6,7 @@
     remote    as client                                 all but `OWNER_ONLY`
     named     as client                                 `NAMED_KEYS`
 
-The file is the owner's, in TOML: a table of `ModelOptions` per model, under its name in requests.
-"""
+The file is the owner's, in TOML: a table of `ModelOptions` per model, by its name in requests."""
 
 import os
 import re
@@ -39,10 +38,9 @@ class Permissions:
         self._granted = granted
 
     def apply(self, request: T) -> T:
-        """The request with the owner's options for its model.
-
-        Raises `Forbidden` that names the option; `ModelNotFound` with one message for all folders
-        that the sender may not name, so that it does not reveal which exist."""
+        """The request with the owner's options for its model. Raises `Forbidden` that names the
+        option; `ModelNotFound` with one message for all folders that the sender may not name, so
+        that it does not reveal which exist."""
         _refuse_options(request)
         if request.origin != "owner" and request.model not in self._granted:
             self._refuse_foreign_folder(request.model)
@@ -88,15 +86,17 @@ class Permissions:
 
 
 def names_repository(request: ModelRequest) -> bool:
+    """Whether the model is a Hub id, and never a folder of that name."""
     return request.origin != "owner" and REPOSITORY.fullmatch(request.model) is not None
 
 
 def tenant(request: ModelRequest) -> str:
+    """Whose request it is, for the fair division of the device."""
     return request.namespace if request.tenant is None else request.tenant
 
 
 def read_permissions(file: Path) -> dict[str, ModelOptions]:
-    """Raises `BadRequest` that names the file, the model and the option."""
+    """The owner's options by model. Raises `BadRequest` that names file, model and option."""
     try:
         tables = tomllib.loads(read_trusted(file, LARGEST_FILE, closed_to=0o022).decode())
     except OSError as error:

@@ -22,6 +22,7 @@ from .residents import MemoryLedger
 log = logging.getLogger(__name__)
 
 STATS_WAIT = 0.3
+"""Seconds."""
 NO_STATS = PrefixCacheStats()
 
 
@@ -48,7 +49,7 @@ class Prefixes:
         return self._cache.nbytes if self._cache is not None else 0
 
     def stats(self) -> PrefixCacheStats:
-        """Never waits long for the engine thread: it then gives the previous ones."""
+        """Waits briefly for the engine thread (`STATS_WAIT`), else returns the previous ones."""
         if self._cache is None:
             return NO_STATS
         try:
@@ -62,11 +63,12 @@ class Prefixes:
         return self._newest
 
     def report(self) -> dict[str, Any]:
-        """Blocks."""
+        """Counts of the cache's content, see `PrefixCache.report`. Empty: no cache. Blocks."""
         kept = self._cache
         return {} if kept is None else self._worker.call(kept.report).result()
 
     def clear(self) -> None:
+        """Drop all stored prefixes, also those on disk (blocks)."""
         if (cache := self._cache) is not None:
             self._worker.call(cache.clear).result()
 
@@ -76,12 +78,12 @@ class Prefixes:
             self._worker.call(partial(self._keep_share_here, share))
 
     def close(self) -> None:
-        """Writes the queue to disk (blocks)."""
+        """Write what is queued for the disk (blocks)."""
         if self._cache is not None and self._worker.alive:
             self._worker.call(self._cache.close).result()
 
     def cache(self) -> PrefixCache:
-        """Created on the engine thread."""
+        """The cache, which the first call creates (engine thread)."""
         ledger = self._ledger
         if ledger.prefix_cache is None:
             ledger.prefix_cache = PrefixCache(budget=ledger.prefix_budget, disk=self._disk_tier())
@@ -98,11 +100,11 @@ class Prefixes:
             return None
 
     def shrink_to_budget(self) -> None:
-        """Free the bytes reserved for weights (engine thread)."""
+        """Evict prefixes from memory that is reserved for weights (engine thread)."""
         self.evict_to(self._ledger.prefix_budget())
 
     def evict_to(self, nbytes: int) -> None:
-        """Engine thread."""
+        """Evict prefixes until at most `nbytes` are left, as far as possible (engine thread)."""
         if self._cache is not None and self._cache.evict(nbytes):
             self._recorder.count("prefix_cache_evictions")
 

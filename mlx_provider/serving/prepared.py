@@ -31,9 +31,9 @@ def prepare_generation(
     arrived: float,
     host_work: HostWork,
 ) -> tuple[Request, Accepted]:
-    """Render, tokenise, compile the grammar (host work in turns, any thread). `media` is charged
-    with the images; `arrived`: monotonic time. Raises `BadRequest` that names the part,
-    `ContextTooLong`, `Overloaded`."""
+    """Render, tokenise, compile the grammar (any thread). Returns the engine's request, and the
+    first event for the client. `media` is charged with the images. `arrived`: monotonic seconds.
+    Raises `BadRequest` that names the part, `ContextTooLong`, `Overloaded`."""
     rendered = render_prompt(view, wire, media, host_work)
     prompt = rendered.prompt
     check_prompt(wire, prompt, view.info)
@@ -54,11 +54,7 @@ def prepare_generation(
         temperature=request.params.temperature,
         top_p=request.params.top_p,
         echo=prompt_text(view, prompt) if wire.echo else "",
-        warnings=[
-            *rendered.warnings,
-            *form.warnings,
-            *(f"{name} has no effect" for name in wire.ignored),
-        ],
+        warnings=[*rendered.warnings, *form.warnings, *_without_effect(wire.ignored)],
     )
     return request, accepted
 
@@ -80,13 +76,13 @@ def check_prompt(request: GenerateRequest, prompt: Prompt, info: ModelInfo) -> N
 
 
 def room_for(request: GenerateRequest, prompt: Prompt, info: ModelInfo) -> int:
-    """Tokens of each choice: the requested number, clipped to the rest of the context."""
+    """Most tokens of each choice: `max_tokens`, clipped to the rest of the context."""
     room = info.context_length - len(prompt.tokens)
     return room if request.max_tokens is None else min(request.max_tokens, room)
 
 
 def within_vocabulary(tokens: Iterable[int], vocab_size: int, param: str) -> None:
-    """Raise `BadRequest` for other token ids."""
+    """Raise `BadRequest` that names `param` for a token id that is not in the vocabulary."""
     # MLX's gather does not check indices: an invalid id would read other memory
     for token in tokens:
         if not 0 <= token < vocab_size:
@@ -129,9 +125,8 @@ def _request(
 
 def _sampling(wire: GenerateRequest, info: ModelInfo) -> SamplingParams:
     """Each value from the request, else from the model, else from `SamplingParams`."""
-    values: dict[str, Any] = {
-        n: value for n, value in vars(info.sampling).items() if value is not None
-    }
+    of_model = vars(info.sampling).items()
+    values: dict[str, Any] = {name: value for name, value in of_model if value is not None}
     values |= wire.sampling.model_dump(exclude_none=True)
     values["top_k"] = max(0, int(values.get("top_k", 0)))
     values["logit_bias"] = tuple(values["logit_bias"].items())
@@ -145,11 +140,13 @@ def prepare_embedding(
     arrived: float,
     check_wanted: Callable[[], None],
 ) -> tuple[Request, Accepted]:
-    """Tokenise (host work, any thread). `check_wanted` is called before each text; `arrived`:
-    monotonic time. Raises `BadRequest` that names the part, `ContextTooLong`."""
-    how, pooling = _way(view)
-    tokens = _tokenize_inputs(wire, view, _prompt(how, wire.prompt_name), check_wanted)
-    inputs = Inputs(tokens, pooling, _dimensions(how, wire.dimensions), how.normalise)
+    """Tokenise (host work, any thread). Returns the same as `prepare_generation`. `check_wanted` is
+    called before each input, and raises if nobody waits any more. `arrived`: monotonic seconds.
+    Raises `BadRequest` that names the part, `ContextTooLong`."""
+    embedding, pooling = _check_embedding(view)
+    prefix = _input_prefix(embedding, wire.prompt_name)
+    tokens = _tokenize_inputs(wire, view, prefix, check_wanted)
+    inputs = Inputs(tokens, pooling, _dimensions(embedding, wire.dimensions), embedding.normalise)
     request = Request(
         id=wire.id,
         prompt=inputs.longest,
@@ -172,58 +169,64 @@ def prepare_embedding(
         prompt_tokens=inputs.total,
         max_tokens=0,
         context_length=view.info.context_length,
-        warnings=[f"{name} has no effect" for name in wire.ignored],
+        warnings=_without_effect(wire.ignored),
     )
     return request, accepted
 
 
-def _way(view: ModelView) -> tuple[Embedding, Pooling]:
-    how = view.info.embedding
-    refusal = how.refusal
+def _without_effect(parameters: Iterable[str]) -> list[str]:
+    return [f"{name} has no effect" for name in parameters]
+
+
+def _check_embedding(view: ModelView) -> tuple[Embedding, Pooling]:
+    """How the model embeds, and its pooling. Raises `BadRequest` if it cannot."""
+    embedding = view.info.embedding
+    refusal = embedding.refusal
     if not isinstance(view.model, HiddenStatesModel):
         refusal = f"family {view.weights.family!r} shows no hidden states"
     if refusal:
         raise BadRequest(f"{view.name} cannot embed: {refusal}", param="model")
-    if how.pooling is None:
+    if embedding.pooling is None:
         raise BadRequest(
             f"{view.name} does not say how its states become a vector (it has no "
             "1_Pooling/config.json): name an embedding model, or let the operator choose "
             "model_info.mlx.pooling, one of last, mean and cls",
             param="model",
         )
-    return how, how.pooling
+    return embedding, embedding.pooling
 
 
-def _prompt(how: Embedding, name: str | None) -> str:
+def _input_prefix(embedding: Embedding, name: str | None) -> str:
+    """The text that goes before each input: the model's prompt of that name, or its default."""
+    prompts = embedding.prompts
     if name is None:
-        return how.prompts.get(how.default_prompt, "")
-    if name not in how.prompts:
-        known = ", ".join(sorted(how.prompts)) or "none"
+        return prompts.get(embedding.default_prompt, "")
+    if name not in prompts:
+        known = ", ".join(sorted(prompts)) or "none"
         problem = f"this model has no prompt {name[:80]!r}, it has: {known}"
         raise wrong_part("prompt_name", problem, ":")
-    return how.prompts[name]
+    return prompts[name]
 
 
-def _dimensions(how: Embedding, wanted: int | None) -> int:
-    if wanted is not None and wanted > how.width:
-        limit = f"at most {how.width}, which this model's vectors have"
+def _dimensions(embedding: Embedding, wanted: int | None) -> int:
+    if wanted is not None and wanted > embedding.width:
+        limit = f"at most {embedding.width}, which this model's vectors have"
         raise wrong_part("dimensions", f"must be {limit}, got {wanted}")
-    return wanted or how.width
+    return wanted or embedding.width
 
 
 def _tokenize_inputs(
-    wire: EmbedRequest, view: ModelView, before: str, check_wanted: Callable[[], None]
+    wire: EmbedRequest, view: ModelView, prefix: str, check_wanted: Callable[[], None]
 ) -> list[array[int]]:
-    """`before`: text that precedes each input. Raises `BadRequest` that names the input,
-    `ContextTooLong`."""
+    """Raises `BadRequest` that names the input, `ContextTooLong`."""
     limit = view.info.context_length
-    found: list[array[int]] = []
+    tokenised: list[array[int]] = []
     total = 0
-    for index, given in enumerate(wire.input):
+    for index, content in enumerate(wire.input):
         check_wanted()
         where = f"input[{index}]"
         try:
-            tokens = array("i", _tokens_of(given, view, before, where))
+            tokens = array("i", _tokens_of(content, view, prefix, where))
         except BadRequest as error:
             reason = error.message.removeprefix(f"{where}: ")
             raise type(error)(f"{where}: {reason}", param=where) from None
@@ -237,21 +240,23 @@ def _tokenize_inputs(
         if total > MAX_INPUT_TOKENS:
             problem = f"more than {MAX_INPUT_TOKENS} tokens: send it in several requests"
             raise wrong_part("input", problem, ":")
-        found.append(tokens)
-    return found
+        tokenised.append(tokens)
+    return tokenised
 
 
-def _tokens_of(given: str | list[int], view: ModelView, before: str, where: str) -> Sequence[int]:
-    if not given:
+def _tokens_of(content: str | list[int], view: ModelView, prefix: str, where: str) -> Sequence[int]:
+    if not content:
         raise BadRequest("it is empty")
-    if isinstance(given, str):
-        return view.model.tokenizer.encode_plain(given, before=before, special=True)
-    within_vocabulary(given, view.info.vocab_size, where)
-    return given
+    if isinstance(content, str):
+        return view.model.tokenizer.encode_plain(content, before=prefix, special=True)
+    within_vocabulary(content, view.info.vocab_size, where)
+    return content
 
 
 @dataclass
 class NoText:
+    """The `RowOutput` of a row that writes no reply."""
+
     stopped: str = ""
     reasoning_tokens: int = 0
 

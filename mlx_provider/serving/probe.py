@@ -38,10 +38,10 @@ LENGTHS, ROPE_DELTAS = (5, 11, 270, 283), (0, 4, 9, 2)
 """Lengths of the test prompts, two in each of two groups; their rotary deltas, as of images."""
 DRAFTED, WRONG = ((1, 3, 0), (2, 1, 1), (0, 0, 2), (1, 0, 0)), 2
 """In each pass: the correct tokens of each of the first rows, which `WRONG` wrong ones follow. 0:
-the row has one token, like others."""
+the row has one token, like the rows after these."""
 CHUNK, SHARING_STEPS = FEW + 1, 2
-"""Tokens of a chunk after a shared prefix, which sees that and its own tokens in one product, and
-those that rows decode after it."""
+"""Tokens of a chunk after a shared prefix, enough to read prefix and own tokens in one product;
+tokens that rows decode after the chunk."""
 ROWS = 15
 """Caches of the longest row that are in memory together, at most."""
 NO_ROOM = "too little memory is free to try them together"
@@ -52,7 +52,7 @@ NOT_USED = {
     "shared": "rows share no prefix",
 }
 OPTIONAL = {"shared", "padded"}
-"""Not tried again if they fail."""
+"""If these raise, the probe still counts as conclusive: they are not tried again."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,15 @@ class Probe:
 @dataclass(frozen=True)
 class Judgement:
     problem: str = ""
-    """Why they may not run together. Empty: they may."""
+    """Why rows may not run together in this way. Empty: they may."""
     widest: float = 0.0
     """Largest difference of a likely token's log-probability from the row alone, if they may."""
     failed: bool = False
+    """Whether the trial raised an error that may not occur again."""
 
 
 def unlimited(nbytes: int) -> bool:
+    """A `Reserve` without a limit."""
     return True
 
 
@@ -130,8 +132,8 @@ def has_room(model: LoadedModel, make_cache: MakeCache, tokens: int, reserve: Re
 def _judge_layouts(
     model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow], layouts: Sequence[str]
 ) -> tuple[str, dict[str, Judgement]]:
-    """The first layout without a problem, and what was found of it, of those before it, and of what
-    the layout `grouped` allows."""
+    """The first layout without a problem. And by name, the judgements of this one, of those before
+    it, and of what the layout `grouped` allows."""
     judged: dict[str, Judgement] = {}
     for layout in layouts:
         judged[layout] = _judge(partial(_run_together, model, rows, layout))
@@ -151,15 +153,16 @@ def _judge_layouts(
 
 def _judge(run: Callable[[], Results]) -> Judgement:
     """Compare rows together with the same rows alone. Never raises."""
-    found = attempt(lambda: [(row.problem(logits), row.widest(logits)) for row, logits in run()])
-    if isinstance(found, Fault):
-        return Judgement(found.summary, failed=not isinstance(found.error, UnsupportedModel))
-    problem = next((problem for problem, _ in found if problem), "")
-    return Judgement(problem, 0.0 if problem else max(widest for _, widest in found))
+    rows = attempt(lambda: [(row.problem(logits), row.widest(logits)) for row, logits in run()])
+    if isinstance(rows, Fault):
+        return Judgement(rows.summary, failed=not isinstance(rows.error, UnsupportedModel))
+    problem = next((problem for problem, _ in rows if problem), "")
+    return Judgement(problem, 0.0 if problem else max(widest for _, widest in rows))
 
 
 class Trial:
-    """Rows without output in a layout, and their logits (vocab,) step by step."""
+    """Runs rows without output in a layout, and collects their logits (vocab,) step by step. Rows
+    in `apart` run alone."""
 
     def __init__(
         self, model: LoadedModel, layout: str, rows: Sequence[SoloRow] = (), size: int = 0
@@ -171,6 +174,7 @@ class Trial:
             self.add(row.tokens, deepcopy(row.cache), row.rope_delta)
 
     def add(self, tokens: list[int], cache: list[Any], rope_delta: int = 0) -> None:
+        """Add a row with `tokens` in its cache. It decodes the first of them again."""
         prompt, no_text = Prompt(tokens, rope_delta=rope_delta), cast("RowOutput", None)
         request = Request("probe", prompt, SamplingParams(), STEPS + 1, EventQueue())
         request.rows.append(row := Row(request, 0, no_text))
@@ -180,8 +184,8 @@ class Trial:
     def step(
         self, chunk: MixedChunk | None = None, kept: Widths = NO_WIDTHS, wrong: int = WRONG
     ) -> mx.array:
-        """One token for each row. Returns logits (B, vocab) of the last pass. `kept`: rows with so
-        many correct tokens, which stay, and `wrong` ones behind them."""
+        """Run one token of each row, and `chunk`. Returns logits (tokens, vocab) of the last pass.
+        `kept`: rows that run so many correct tokens, which stay, and then `wrong` wrong ones."""
         logits = mx.array([])
         widths = {row: count + wrong for row, count in kept.items()}
         for forward in (*self.layout.passes(chunk, widths), *self.apart.passes()):
@@ -208,6 +212,7 @@ class Trial:
         return draw(logits, [*self.logits], [None] * len(self.logits))
 
     def run(self, steps: int) -> list[ByStep]:
+        """Run so many steps. Returns the logits of each row in all steps so far."""
         for _ in range(steps):
             self.step()
         return [*self.logits.values()]

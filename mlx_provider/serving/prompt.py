@@ -26,13 +26,10 @@ LONG_TEXT_RATIO = 8
 texts have three to five."""
 HostWork = Callable[[], AbstractContextManager[object]]
 """Makes a context that holds a turn for work on the host, for which requests wait."""
-HISTORY_AS_TEXT = (
-    "the model's chat template does not take these tool messages: they are written as text"
-)
-TEXT_LEFT_OUT = "the model's chat template has no place for text beside tool calls: it is left out"
-TOOLS_AS_TEXT = (
-    "the model's chat template does not show these tools: a system message describes them"
-)
+TEMPLATE = "the model's chat template"
+HISTORY_AS_TEXT = f"{TEMPLATE} does not take these tool messages: they are written as text"
+TEXT_LEFT_OUT = f"{TEMPLATE} has no place for text beside tool calls: it is left out"
+TOOLS_AS_TEXT = f"{TEMPLATE} does not show these tools: a system message describes them"
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,6 @@ def render_prompt(
     host_work: HostWork = nullcontext,
 ) -> RenderedPrompt:
     """Render and tokenise (host work, any thread). Raises `BadRequest` that names the part.
-
     `claim`: charged with the images; `None`: a new one with default limits. `host_work`: entered
     for rendering, but not while waiting for images."""
     if (request.messages is None) == (request.prompt is None):
@@ -98,9 +94,6 @@ def _texts(message: object) -> list[str]:
     parts = content if isinstance(content, list) else [{"text": content}]
     found = (part.get("text") for part in parts if isinstance(part, Mapping))
     return [text for text in found if isinstance(text, str)]
-
-
-# -- media
 
 
 class _RequestMedia:
@@ -197,9 +190,6 @@ def _decode_media(view: ModelView, request: GenerateRequest, prompt: Prompt) -> 
                 failed.append(error)
     if failed:
         raise MediaError.with_others(failed)
-
-
-# -- forms of the messages
 
 
 @dataclass(frozen=True)
@@ -330,5 +320,5 @@ def _continue_reply(view: ModelView, prompt: Prompt, reply_start: str) -> Prompt
 
 
 def prompt_text(view: ModelView, prompt: Prompt) -> str:
-    """Also decodes a prompt that came as token ids."""
+    """The text of a prompt, decoded if it came as token ids."""
     return prompt.text or view.model.tokenizer.decode(prompt.tokens, skip_special=False)

@@ -1,4 +1,4 @@
-"""The passes of a reproducible model: as many rows as give the bits of each row alone."""
+"""Reproducible models: how many rows may share a pass so that each gets the same bits as alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ UNSTEADY = "set MLX_CUDA_USE_CUDNN_SDPA=0 for the engine on an NVIDIA GPU and lo
 @dataclass(frozen=True)
 class Reproducible:
     shapes: FixedShapes
+    """The only shapes in which passes of the model run."""
     note: str = ""
+    """Why there are fewer rows than requested."""
 
     @classmethod
     def of(
@@ -56,7 +58,8 @@ class Reproducible:
     def passing(
         self, passes: Callable[[int, int], int], state_bytes: int
     ) -> Callable[[int, int], int]:
-        """Bytes of passes, padded with rows of `state_bytes` each."""
+        """The bytes of passes by (prompt tokens, rows), as `passes` has them, if each is filled up
+        with rows of `state_bytes`."""
         rows = self.shapes.rows
         beside = (rows - 1) * state_bytes
         return lambda tokens, live: passes(tokens, max(rows, live)) + beside
@@ -82,16 +85,16 @@ def exact_rows(
     """`wanted` rows, or one, if kernels of the device treat places differently, or the model does
     not accept rows with separate caches. Runs on the engine thread. Never raises. `reserve`: if it
     returns `False` for the memory of the passes, none is run."""
-    found = attempt(lambda: _exact_rows(model, make_cache, wanted, reserve))
-    if isinstance(found, Exact):
-        return found
-    return Exact(1, note=f"{ROWS_ALONE}: {found.summary if isinstance(found, Fault) else found}")
+    result = attempt(lambda: _exact_rows(model, make_cache, wanted, reserve))
+    if isinstance(result, Exact):
+        return result
+    return Exact(1, note=f"{ROWS_ALONE}: {result.summary if isinstance(result, Fault) else result}")
 
 
 def _exact_rows(
     model: LoadedModel, make_cache: MakeCache, wanted: int, reserve: Reserve
 ) -> Exact | str:
-    """Else why rows must not share passes."""
+    """The rows that passes may have, or why rows must not share them."""
     if not has_room(model, make_cache, REPEATED[-1] + STEPS, reserve):
         return NO_ROOM
     ends = [n for n in REPEATED if n + STEPS <= model.info.context_length]

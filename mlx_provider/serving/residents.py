@@ -35,12 +35,9 @@ class Resident:
     """A model from before its load until its weights are freed."""
 
     key: Hashable
-    expected_bytes: int
-    """`nbytes` while it loads."""
-    model: Weights | None = None
-    """`None` while it loads."""
-    unloading: bool = False
-    """Its bytes still count."""
+    expected_bytes: int  # `nbytes` while it loads
+    model: Weights | None = None  # `None` while it loads
+    unloading: bool = False  # its bytes still count
     last_used: float = field(default_factory=time.monotonic)
     leases: set[Lease] = field(default_factory=set)
     keep_alive: float | None = None
@@ -81,8 +78,7 @@ class Lease(AbstractContextManager["Lease"]):
 
     model: Weights
     key: Hashable
-    row_bytes: int
-    """Bytes that weights which load later must leave for its rows."""
+    row_bytes: int  # bytes that weights which load later must leave for its rows
     _ledger: MemoryLedger = field(repr=False)
     _on_release: Callable[[Lease], None] = field(repr=False)
 
@@ -108,12 +104,9 @@ class MemoryLedger:
     """Weights come first, then live rows, then the prefix cache. Safe from any thread."""
 
     _limit: Callable[[], int]
-    media_bytes: Callable[[], int] = lambda: 0
-    """Bytes of images that requests hold."""
-    prefix_limit: int | None = None
-    """The operator's size of the prefix cache."""
-    prefix_cache: PrefixCache | None = None
-    """Shared by all models, see `Prefixes`."""
+    media_bytes: Callable[[], int] = lambda: 0  # bytes of images that requests hold
+    prefix_limit: int | None = None  # the operator's size of the prefix cache
+    prefix_cache: PrefixCache | None = None  # shared by all models, see `Prefixes`
     _residents: dict[Hashable, Resident] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 

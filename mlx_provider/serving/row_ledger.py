@@ -1,5 +1,5 @@
-"""The memory ledger of one engine's rows: what weights and rows of other models leave, and what can
-be freed for a row."""
+"""The memory ledger of one engine's rows: the bytes that weights and rows of other models leave,
+and those that can be freed for a row."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class RowLedger(Ledger):
             process.prefixes.evict_to(left + process.ledger.prefixes_in_use)
 
     def _others(self) -> int:
-        """Bytes that rows of other models, and the part of the prefix cache in use, have."""
+        """Bytes of rows of other models, and of the prefixes that any rows use."""
         return self._process.ledger.live_bytes(except_key=self._weights.key)
 
     def _stuck(self, need: int) -> bool:

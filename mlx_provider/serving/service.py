@@ -1,4 +1,4 @@
-"""Serves requests: admission, model, engine, events, end."""
+"""Serves requests: gets each its model, prepares and admits it, and delivers its events."""
 
 import logging
 import threading
@@ -33,7 +33,7 @@ from ..protocol.event_queue import Deliver, EventQueue
 from ..protocol.events import Accepted, Done, Failed
 from ..protocol.health import Health, PluginStatus, Stats
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest, WarmPrompt
-from ..registry import PluginRegistry
+from ..registry import Plugin, PluginRegistry
 from ..settings import EngineSettings
 from ..upstream.runtime import active_blas
 from .hub import full_name
@@ -50,7 +50,7 @@ from .weights import ModelView
 log = logging.getLogger(__name__)
 
 PREPARED_AT_ONCE = 2
-"""Prompts, beside the first of each tenant."""
+"""Prompts that are prepared together. The oldest of each tenant never waits."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class PromptTokens:
 
 
 class ChatService:
-    """All models of this process, on one engine thread. Safe from any thread."""
+    """Serves all models of this process, on one engine thread. Safe from any thread."""
 
     def __init__(
         self,
@@ -72,12 +72,11 @@ class ChatService:
     ) -> None:
         self._settings = settings
         file = settings.models_file
-        self._permissions = Permissions(
-            settings.model_roots, read_permissions(file) if file else {}
-        )
+        granted = read_permissions(file) if file else {}
+        self._permissions = Permissions(settings.model_roots, granted)
         self._recorder = EngineMetrics(self.stats)
         self._deliver = deliver
-        self.worker = EngineWorker(self._take, self._fail_all)
+        self.worker = EngineWorker(self._deliver_posts, self._fail_all)
         self.media = MediaRoom(settings.media_bytes, settings.max_queue)
         self._preparing = ByteGate(PREPARED_AT_ONCE)
         self._plugins = registry or PluginRegistry.discover()
@@ -90,8 +89,7 @@ class ChatService:
         self._warming = threading.Lock()
 
     def submit(self, request: ModelRequest, queue: EventQueue) -> Accepted:
-        """Validate, render, tokenise, admit. The events of the request then arrive in `queue`.
-
+        """Validate, render, tokenise, admit. Returns the first event; the others come in `queue`.
         Blocks (host work, model load). Raises the errors of `mlx_provider.errors`."""
         claim = self.media.claim(request.id, tenant(request))
         entry = Entry(request.id, queue, claim, request.model, time.monotonic())
@@ -105,13 +103,14 @@ class ChatService:
 
     def count(self, request: GenerateRequest) -> int:
         """Tokens of the prompt that `submit` would use; a lower limit if that exceeds the context.
-        Blocks and raises like `submit`, as `tokenize` does."""
+        Blocks and raises like `submit`."""
         try:
             return len(self.tokenize(request).tokens)
         except ContextTooLong as error:
             return error.tokens
 
     def tokenize(self, request: GenerateRequest) -> PromptTokens:
+        """The prompt that `submit` would use. Blocks and raises like `submit`."""
         return plugin_call(lambda: self._tokenize(request), partial(_refusal, request))
 
     def cancel(self, request_id: str) -> None:
@@ -144,7 +143,7 @@ class ChatService:
     def _host_work(
         self, wire: ModelRequest, check_wanted: Callable[[], None] = lambda: None
     ) -> Iterator[None]:
-        """Waits until few others prepare their prompts. Tenants share the places equally."""
+        """Wait for a turn to prepare a prompt. Tenants share the turns equally."""
         with self._preparing.ask(1, tenant(wire), wire.id):
             check_wanted()
             yield
@@ -159,16 +158,15 @@ class ChatService:
                 entry.turn = turn_of(request, view, prepared.prompt)
             active = self.in_flight.enter(entry, prepared, view, lease)
             self._call(partial(self._hand_over, active))  # never waits for the engine thread
-            until_entered.pop_all()
+            until_entered.pop_all()  # from now on, the entry releases the lease
         return accepted
 
     def _prepare(
         self, wire: ModelRequest, entry: Entry, until_entered: ExitStack
     ) -> tuple[ModelView, Lease, Request, Accepted]:
-        """The request and its lease, with bytes reserved for its rows.
-
+        """The engine's request, and a lease with bytes reserved for its rows.
         Their size is known only after the prompt is rendered, which needs the model. If other
-        models leave too little memory, the request waits in the queue without a lease."""
+        models leave too little memory, the request waits in the load queue without a lease."""
         find = self._finder(wire, entry.arrived)
         view, lease = find()
         until_entered.enter_context(lease)
@@ -184,7 +182,7 @@ class ChatService:
         return view, lease, prepared, accepted
 
     def _finder(self, wire: ModelRequest, arrived: float) -> Callable[..., tuple[ModelView, Lease]]:
-        """Finds the model; waits at most until the request's deadline."""
+        """A function that finds the model, and waits at most until the request's deadline."""
         return partial(
             self.models.use, wire.model, wire.options,
             who=wire.id, since=arrived, deadline=arrived + wire.timeout if wire.timeout else inf,
@@ -195,6 +193,7 @@ class ChatService:
     def _warm(
         self, first: GenerateRequest, prompts: Sequence[str | WarmPrompt], view: ModelView
     ) -> None:
+        """Submit the operator's warm prompts at the first request of a namespace."""
         with self._warming:
             if not (prompts and view.to_warm(first.namespace, prompts)):
                 return
@@ -208,17 +207,17 @@ class ChatService:
         self.in_flight.reach_engine(active)
         active.instance.engine.submit(active.request)
 
-    def _take(self, posts: list[Post]) -> None:
+    def _deliver_posts(self, posts: list[Post]) -> None:
         """Deliver the events of one step (engine thread). Resources are released before the last
         event, so that its reader finds them free."""
         for request, events in posts:
-            found = self.in_flight.of(request)
+            pair = self.in_flight.of(request)
             last = isinstance(events[-1], Done | Failed)
             if last:
                 request.unlink()
-            if found is None:
+            if pair is None:
                 continue
-            entry, active = found
+            entry, active = pair
             entry.media.end_prefill()  # its first event is the end of its prefill
             if entry.turn is not None and entry.turn.take(events):
                 self.next_prompts.await_results(entry.turn)
@@ -230,12 +229,12 @@ class ChatService:
 
     def _fail_all(self, error: MLXProviderError) -> None:
         """Report the death of the engine thread, or the end of its work, to all who wait."""
-        gone = self.in_flight.clear()
+        entries = self.in_flight.clear()
         self.media.refuse(error)
         self._preparing.refuse(error)
         self.models.queue.close(error)
         failed = Failed.of(error)
-        for entry in gone:
+        for entry in entries:
             entry.let_go()
             self._recorder.count("requests_failed", label=error.code)
             self._deliver(partial(entry.queue.put, [failed]))
@@ -266,15 +265,7 @@ class ChatService:
             device=device_name(),
             blas=active_blas(),
             models=[s for view in self.models.views() if (s := view.status) is not None],
-            plugins=[
-                PluginStatus(
-                    name=plugin.name,
-                    distribution=plugin.distribution,
-                    version=plugin.version,
-                    in_use=plugin.error is None,
-                )
-                for plugin in self._plugins.plugins
-            ],
+            plugins=[_plugin_status(plugin) for plugin in self._plugins.plugins],
             queued=sum(len(e.engine.scheduler.queued_jobs) + len(e.arriving) for e in engines),
             running=sum(e.engine.scheduler.active_rows for e in engines),
             active_memory=mx.get_active_memory(),
@@ -282,16 +273,17 @@ class ChatService:
         )
 
     def loading(self, model: str | None = None) -> str:
-        """What is done to load `model`, by any name of its folder, or all. Empty: nothing."""
-        named = "" if model is None else f"{full_name(model)} "
+        """The stages of the loads that run: of `model`, under any name, or of all. Empty: none."""
+        # the name of a model with an adapter begins with the model's own
+        start = "" if model is None else f"{full_name(model)} "
         stages = self.models.progress.stats()
-        return "; ".join(s.summary for s in stages if f"{full_name(s.model)} ".startswith(named))
+        return "; ".join(s.summary for s in stages if f"{full_name(s.model)} ".startswith(start))
 
     def metrics(self) -> bytes:
         return self._recorder.exposition()
 
     def stats(self) -> Stats:
-        """Waits briefly for the engine thread, never for the load of a model."""
+        """Waits at most briefly for the engine thread, never for the load of a model."""
         entries, media = self.in_flight.all(), self.media.nbytes
         return take(entries, self.models, device=device_name(), media=media)
 
@@ -316,7 +308,8 @@ def _prepare_kind(
 
 
 def _need(request: Request, view: ModelView) -> int:
-    """Bytes for its rows. Raises `BadRequest` if it can never fit, `Overloaded`."""
+    """Bytes for the request's rows. Raises `BadRequest` if they can never fit, and `Overloaded` if
+    the engine's queue is full."""
     instance = view.weights.instance
     instance.engine.scheduler.check(request, instance.arriving)
     return instance.engine.scheduler.ledger.reservation(request.rows)
@@ -328,7 +321,7 @@ def _put(posts: list[Post]) -> None:
 
 
 def _refusal(request: ModelRequest, fault: Fault) -> MLXProviderError:
-    """Also wraps errors of a template, parser or grammar."""
+    """Log why a request is refused, and return the error for its client."""
     summary = fault.of_request("its preparation")
     log.log(
         logging.INFO if fault.deliberate else logging.ERROR,
@@ -337,6 +330,12 @@ def _refusal(request: ModelRequest, fault: Fault) -> MLXProviderError:
         "" if fault.deliberate else Trace(f"\n{fault.trace}"),
     )  # fmt: skip
     return for_another(summary)
+
+
+def _plugin_status(plugin: Plugin) -> PluginStatus:
+    name, in_use = plugin.name, plugin.error is None
+    distribution, version = plugin.distribution, plugin.version
+    return PluginStatus(name=name, distribution=distribution, version=version, in_use=in_use)
 
 
 def device_name() -> str:

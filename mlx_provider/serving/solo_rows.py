@@ -49,15 +49,13 @@ class SoloRow:
     rope_delta: int = 0
 
     def problem(self, found: ByStep) -> str:
-        """What is wrong with the logits of its first steps in a batch, at least two: a difference
-        that two of them show. Empty: nothing."""
+        """What is wrong with `found`, the logits of its first two or more steps in a batch. Only a
+        difference that two steps show is an error. Empty: nothing."""
         differs = sorted(spread(*pair) for pair in zip(self.logits, found, strict=False))[-2]
         if differs <= self.bound and math.isfinite(differs):
             return ""
-        return (
-            f"log-probabilities differ from solo by {differs:.3g}, where the device's rounding "
-            f"explains {self.bound:.3g}"
-        )
+        explained = f"where the device's rounding explains {self.bound:.3g}"
+        return f"log-probabilities differ from solo by {differs:.3g}, {explained}"
 
     def widest(self, found: ByStep) -> float:
         """Largest difference of the log-probabilities of likely tokens in a batch."""
@@ -103,6 +101,7 @@ def in_chunks(
 
 
 def prefill_cache(model: LoadedModel, make_cache: MakeCache, tokens: list[int]) -> list[Any]:
+    """A row cache with these tokens, evaluated."""
     cache = make_cache()
     model.prefill(PrefillChunk(Prompt(tokens), 0, len(tokens), cache))
     mx.eval(arrays(cache))
@@ -117,7 +116,7 @@ def some_tokens(model: LoadedModel, length: int, seed: int) -> list[int]:
 
 
 def timed_pass(model: LoadedModel, cache: list[Any], start: int, width: int) -> tuple[float, int]:
-    """Seconds of a pass over `width` tokens, and the bytes that it released."""
+    """Seconds of a pass over `width` tokens, and the most bytes of its temporary arrays."""
     prompt = Prompt(some_tokens(model, start + width, 0))
     mx.reset_peak_memory()
     began = perf_counter()

@@ -1,5 +1,5 @@
-"""The requests in flight, and live statistics of the engine, collected in the caller's thread. Only
-the prefix tree comes from the engine thread, between two steps."""
+"""The requests in flight, the progress of loads, and the live statistics of the engine. These are
+collected in the caller's thread; only the prefix cache's come from the engine thread."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ class Active:
 
 @dataclass(eq=False)
 class Entry:
+    """A request from its arrival to its last event."""
+
     id: str
     queue: EventQueue
     media: MediaClaim
@@ -54,38 +56,39 @@ class Entry:
     arrived: float
     """Monotonic seconds."""
     active: Active | None = None
-    """`None` during its preparation."""
+    """`None` during its preparation, until it is admitted."""
     turn: ToolTurn | None = None
     """Set if the reply may end with calls."""
 
     def check_wanted(self) -> None:
-        """Raises `RequestFailed` if nothing waits for its events."""
+        """Raise `RequestFailed` if nobody waits for its events any more."""
         if self.queue.ended:
             raise RequestFailed.cancellation()
 
     def let_go(self) -> None:
-        """Release its image memory and its model. Idempotent."""
+        """Release its image memory and its lease on a model. Idempotent."""
         self.media.close()
         if self.active is not None:
             self.active.lease.release()
 
 
 class InFlight:
-    """Safe from any thread. One lock for all entries and requests that reach no engine yet."""
+    """The entries of all requests in flight. Safe from any thread."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
         self._lock = threading.Lock()
+        """Of the entries, and of `EngineInstance.arriving`."""
 
     def arrive(self, entry: Entry) -> None:
-        """Raises `BadRequest` if its id is in use, because clients cancel by id."""
+        """Add an entry. Raises `BadRequest` if its id is in use, because clients cancel by id."""
         with self._lock:
             if self._entries.setdefault(entry.id, entry) is not entry:
                 raise BadRequest("another request with this id is being served", param="id")
 
     def enter(self, entry: Entry, request: Request, view: ModelView, lease: Lease) -> Active:
-        """Admit a request. Raises the errors of the scheduler's `check`, and `RequestFailed` if
-        nothing waits for it."""
+        """Admit the request of an entry. Raises the errors of the scheduler's `check`, and
+        `RequestFailed` if nobody waits for it any more."""
         instance = view.weights.instance
         with self._lock:
             entry.check_wanted()
@@ -95,10 +98,13 @@ class InFlight:
             return entry.active
 
     def reach_engine(self, active: Active) -> None:
+        """From now on, the scheduler counts the request, not `arriving`."""
         with self._lock:
             active.instance.arriving.remove(active.request.tenant)
 
     def cancel(self, name: str) -> Entry | None:
+        """The entry of this id; `None`: there is none. Ends its events if it is in preparation; the
+        caller ends an admitted request."""
         with self._lock:
             entry = self._entries.get(name)
             if entry is not None and entry.active is None:
@@ -106,6 +112,7 @@ class InFlight:
             return entry
 
     def of(self, request: Request) -> tuple[Entry, Active] | None:
+        """The entry of this admitted request, with its `active`. `None`: the request has ended."""
         entry = self._entries.get(request.id)
         if entry is None or entry.active is None or entry.active.request is not request:
             return None
@@ -120,19 +127,20 @@ class InFlight:
         return sorted(self._entries.values(), key=lambda entry: entry.arrived)
 
     def leave(self, entry: Entry) -> None:
+        """Remove an entry and release what it has. Idempotent."""
         with self._lock:
             if self._entries.get(entry.id) is entry:
                 del self._entries[entry.id]
         entry.let_go()
 
     def clear(self) -> list[Entry]:
-        """Remove all admitted requests, which the caller must end. Those in preparation end by
-        themselves."""
+        """Remove and return the entries of all admitted requests, which the caller must end. Those
+        in preparation end by themselves."""
         with self._lock:
-            gone = [entry for entry in self._entries.values() if entry.active is not None]
-            for entry in gone:
+            admitted = [entry for entry in self._entries.values() if entry.active is not None]
+            for entry in admitted:
                 del self._entries[entry.id]
-        return gone
+        return admitted
 
 
 class LoadProgress:
@@ -145,7 +153,8 @@ class LoadProgress:
     def stage(
         self, model: str, what: str, done: Callable[[], int] = int, total: int = 0, unit: str = ""
     ) -> Iterator[None]:
-        """Report a stage during the block. `done` is called by other threads."""
+        """Report a stage of a load during the block: `done()` of `total` units. `done` is called by
+        other threads."""
 
         def stats() -> LoadingStats:
             reached = min(max(0, done()), total)
@@ -171,17 +180,17 @@ STATES: dict[Phase, RequestState] = {
 
 
 def take(entries: Sequence[Entry], models: ModelCache, *, device: str, media: int) -> Stats:
-    """`media`: bytes of images held by requests."""
+    """The statistics at this moment. `media`: bytes of images that requests hold."""
     now, weights, cache = time.monotonic(), models.queue.models(), models.prefixes.stats()
-    running = [(model, model.started) for model in weights]
-    engines = [(model, run) for model, run in running if run is not None]
+    instances = [(model, model.started) for model in weights]
+    engines = [(model, instance) for model, instance in instances if instance is not None]
     return Stats(
         at=time.time(),
         version=version("mlx-provider"),
         device=device,
         pid=getpid(),
         requests=[summary for entry in entries if (summary := _request(entry, now)) is not None],
-        engines=[_engine(model, run, now) for model, run in engines],
+        engines=[_engine(model, instance, now) for model, instance in engines],
         loading=models.progress.stats(),
         prefix_cache=cache,
         memory=MemoryStats(
@@ -225,7 +234,8 @@ def _request(entry: Entry, now: float) -> RequestStats | None:
 def _engine(weights: Weights, instance: EngineInstance, now: float) -> EngineStats:
     engine = instance.engine
     steps = [step for step in engine.output.steps.copy() if now - step.ended <= WINDOW]
-    span = max(1.0, now - steps[0].ended + steps[0].seconds) if steps else 1.0
+    began = steps[0].ended - steps[0].seconds if steps else now
+    span = max(1.0, now - began)
     return EngineStats(
         model=weights.name,
         kind=weights.key.kind,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..chat.constraints.compiler import Structure
 
 FORESEEN = 8
-"""Tokens."""
+"""Tokens that copies of a constraint may be ahead of the reply."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Form:
     tool_parser: ToolParser | None
     reasoning_parser: ReasoningParser | None
     reasoning_open: bool
+    """Whether the reply begins inside a thought."""
     structure: Structure | None
     calls: CallMatchers | None = None
     """Predicts the text of calls that no grammar forces."""
@@ -50,7 +51,7 @@ class Form:
 
 
 def form_of(view: ModelView, request: GenerateRequest, text: str) -> Form:
-    """`text`: the rendered prompt. Host work. Raises `BadRequest`."""
+    """The form of the reply to the rendered prompt `text`. Host work. Raises `BadRequest`."""
     chat = request.messages is not None
     reasoning = view.reasoning_parser if chat else None
     opened = reasoning is not None and _opened(text, reasoning)
@@ -68,13 +69,14 @@ def form_of(view: ModelView, request: GenerateRequest, text: str) -> Form:
         structure = view.weights.grammar.structure(request, calls, thoughts, messages)
     warnings = list(structure.warnings) if structure else []
     if tools is not None and request.tool_grammars and structure is None:
-        warnings.append(
-            "the formats of tools are not enforced: no special token of this model begins a call"
-        )
+        reason = "no special token of this model begins a call"
+        warnings.append(f"the formats of tools are not enforced: {reason}")
     if tools is not None and view.tool_parser is None:
-        shown = "the model's chat template shows no known tool format"
-        warnings.append(f"{shown}: calls are read as {tools.name}")
-    end = messages.thought_end if messages else reasoning.end if reasoning else ""
+        reason = "the model's chat template shows no known tool format"
+        warnings.append(f"{reason}: calls are read as {tools.name}")
+    end = reasoning.end if reasoning else ""
+    if messages:
+        end = messages.thought_end
     if request.thinking_budget is not None and not end:
         warnings.append("thinking_budget has no effect: the model's thoughts are not marked off")
     openers = reasoning.openers() if reasoning else ()
@@ -91,9 +93,8 @@ def form_of(view: ModelView, request: GenerateRequest, text: str) -> Form:
 def _tool_parser(view: ModelView, request: GenerateRequest) -> ToolParser | None:
     if not request.tools or request.tool_choice == "none":
         return None
-    return view.tool_parser or (
-        view.forced_parser if request.tool_choice != "auto" else view.any_parser
-    )
+    fallback = view.any_parser if request.tool_choice == "auto" else view.forced_parser
+    return view.tool_parser or fallback
 
 
 def _demands(request: GenerateRequest) -> bool:
@@ -115,8 +116,8 @@ def _opened(text: str, reasoning: ReasoningParser) -> bool:
 
 
 def check_readable(request: GenerateRequest, parser: ToolParser) -> None:
-    """Raise `BadRequest` for a callable tool whose calls the parser would lose: it reads a call
-    with all parameters, as the grammar writes it."""
+    """Write a call of each callable tool as the grammar does, with all parameters. Raise
+    `BadRequest` for a tool whose call the parser does not read back."""
     names = demanded_names(request)
     for tool in request.tools:
         function = function_of(tool)
@@ -128,7 +129,8 @@ def check_readable(request: GenerateRequest, parser: ToolParser) -> None:
         keys = tuple(listed_parameters(schema)[0])
         text = parser.call_grammar().write(name, dict.fromkeys(keys, "x"), schema)
         found = read_chunks([text], tool_parser=parser, tools=request.tools)
-        read = [(called, isinstance(v, dict) and tuple(v)) for called, v in found.whole_calls]
+        calls = found.whole_calls
+        read = [(called, isinstance(args, dict) and tuple(args)) for called, args in calls]
         if found.cut_calls or read != [(name, keys)]:
             raise _unreadable(name, found, parser)
 
@@ -146,6 +148,7 @@ def _unreadable(name: str, found: WholeReply, parser: ToolParser) -> BadRequest:
 def make_row(
     request: Request, index: int, wire: GenerateRequest, form: Form, view: ModelView
 ) -> Row:
+    """The row of choice `index`, with all that its reply needs."""
     reply = _reply(index, wire, form, view)
     constraint: RowConstraint | None = None
     if form.structure is not None:
@@ -187,7 +190,8 @@ def _reply(index: int, wire: GenerateRequest, form: Form, view: ModelView) -> Re
 
 
 class ThinkingBudget:
-    """Forces the end marker after a thought's token budget."""
+    """A `RowConstraint` that forces the marker `end` after `budget` tokens of thoughts. For all
+    other tokens, `inner` applies."""
 
     def __init__(
         self, budget: int, end: Sequence[int], vocab_size: int, inner: RowConstraint | None
@@ -226,7 +230,7 @@ class ThinkingBudget:
         return self._inner.forced_tokens()
 
     def fork(self) -> RowConstraint | None:
-        """`None` if the budget can end within a few tokens."""
+        """A copy without the budget. `None` if the budget can end within a few tokens."""
         if self._forcing or (self._thinking and self._left <= FORESEEN):
             return None
         if self._inner is None:  # every token is allowed

@@ -27,18 +27,15 @@ WARMED = 4096
 
 @dataclass(eq=False)
 class ModelView:
-    """Does not keep weights alive after they are unloaded."""
+    """A model under one name, with its options. Does not keep weights alive after their unload."""
 
     name: str
     weights: Weights
-    info: ModelInfo
-    """With the operator's context length."""
+    info: ModelInfo  # with the operator's context length
     tool_parser: ToolParser | None
     reasoning_parser: ReasoningParser | None
-    any_parser: ToolParser | None
-    """Used if the template shows no known format."""
-    forced_parser: ToolParser | None
-    """The format of calls that it is forced to write then."""
+    any_parser: ToolParser | None  # reads calls of any format, if the template shows no known one
+    forced_parser: ToolParser | None  # the format in which the model is then forced to write calls
     layout: TurnLayout = NO_LAYOUT
     _warmed: dict[tuple[str, int], None] = field(default_factory=dict)
 
@@ -108,8 +105,7 @@ class EngineInstance:
 @dataclass(eq=False)
 class Weights:
     key: WeightsKey
-    name: str
-    """As in the request that loaded it, with the folder of an adapter."""
+    name: str  # as in the request that loaded it, with the folder of an adapter
     family: str
     plugin: str
     info: ModelInfo
@@ -119,8 +115,7 @@ class Weights:
     _model: LoadedModel | None
     code: str = ""
     """Digest of third-party code that computes KV. Empty: only built-in code."""
-    third_party: str = ""
-    """Name and version of the third-party plugin that serves it."""
+    third_party: str = ""  # name and version of the third-party plugin that serves it
     started: EngineInstance | None = None
     """`None` until its engine is built, and after it is unloaded."""
     views: dict[Any, ModelView] = field(default_factory=dict)
@@ -141,17 +136,19 @@ class Weights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its parameters if these are not all in memory yet."""
+        """Bytes of all its weights, also of those that are not in memory yet, and of drafters."""
         instance = self.started
         drafter = 0 if instance is None else instance.drafter_bytes
         return max(self.loaded_bytes, self.info.weights_bytes) + drafter
 
     @property
     def live_bytes(self) -> int:
+        """Bytes reserved for its rows."""
         instance = self.started
         return 0 if instance is None else instance.engine.scheduler.live_bytes
 
     def drop(self) -> None:
+        """Free all that it has, also for those who still refer to it."""
         self._model = self.started = None
         self.views.clear()
         self.features.clear()
@@ -161,14 +158,12 @@ class Weights:
 class WeightsKey:
     """Names and options that do not appear here share the weights and their engine."""
 
-    folder: Path
-    """With links resolved: a Hub id, a path and a link to it are the same."""
+    folder: Path  # with links resolved: a Hub id, a path and a link to it are the same
     adapter: Path | None
     trust_remote_code: bool
     modality: Literal["auto", "text"]
     dtype: str
-    extra: str
-    """JSON."""
+    extra: str  # JSON
     kind: str
     """How its engine differs from the usual one. Empty: it does not."""
     context_length: int | None = None
@@ -180,30 +175,22 @@ class WeightsKey:
         adapter = Path(options.adapter).expanduser().resolve() if options.adapter else None
         if adapter is not None and not adapter.is_dir():
             raise wrong_option("adapter", no_folder(options.adapter or ""))
-        return cls(
-            folder.resolve(),
-            adapter,
-            options.trust_remote_code,
-            options.modality,
-            options.dtype,
-            options.model_dump_json(include={"extra"}),
-            engine_kind(options),
-        )
+        loaded_with = options.trust_remote_code, options.modality, options.dtype
+        extra = options.model_dump_json(include={"extra"})
+        return cls(folder.resolve(), adapter, *loaded_with, extra, engine_kind(options))
 
 
 def kv_kind(options: ModelOptions) -> str:
+    """The form of KV, such as `4 bits`. Empty: not quantised."""
     return f"{options.kv_bits} bits" if options.kv_bits else ""
 
 
 def engine_kind(options: ModelOptions) -> str:
+    """How an engine with these options differs from the usual one. Empty: it does not."""
+    fixed = "reproducible" if options.reproducible else ""
     drafter = "" if options.drafter == "auto" else options.drafter
     if options.draft_model:
         drafter = f"{options.drafter} {options.draft_model}"
-    sparse = options.sparse_prefill
-    kinds = (
-        kv_kind(options),
-        "reproducible" if options.reproducible else "",
-        drafter,
-        "" if sparse is None else f"{sparse} of long prompts",
-    )
-    return " ".join(filter(None, kinds))
+    share = options.sparse_prefill
+    sparse = "" if share is None else f"{share} of long prompts"
+    return " ".join(filter(None, (kv_kind(options), fixed, drafter, sparse)))

@@ -1,5 +1,5 @@
-"""`--mlx-conformance`. Every pytest run beside this package imports this module: slow imports are
-inside functions."""
+"""The option `--mlx-conformance` of pytest, which runs the checks of `conformance`. Each pytest run
+with this package installed imports this module, so slow imports are inside functions."""
 
 import importlib.util
 from collections.abc import Callable, Mapping
@@ -8,30 +8,25 @@ from pathlib import Path
 import pytest
 
 OPTION = "--mlx-conformance"
-NEEDED = "hypothesis"
+NEEDED = "hypothesis"  # the package that the checks of parsers import
 
 
-class Hooks:
+class Hooks:  # that this plugin adds to pytest
     @pytest.hookspec
     def pytest_mlx_conformance_models(  # type: ignore[empty-body]
         self, name: str
     ) -> Mapping[str, Callable[[Path], object]]:
-        """Checkpoints for the family `name` of a plugin, by label.
-
-        Each value writes one into an empty folder, in the form that users download: weights,
-        `config.json`, tokenizer, chat template. Put the hook into the `conftest.py` of the plugin's
-        tests."""
+        """Return the checkpoints for the model family `name`: by label, a function that writes one
+        into an empty folder, in the form that users download (weights, `config.json`, tokenizer,
+        chat template). Put this hook into the `conftest.py` of the plugin's tests."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("mlx-provider", "plugins of mlx-provider").addoption(
-        OPTION,
-        action="append",
-        default=[],
-        metavar="PLUGIN",
+        OPTION, action="append", default=[], metavar="PLUGIN",
         help="check an installed plugin of mlx-provider, by the name of its entry point "
         "(repeatable; without further arguments nothing else runs)",
-    )
+    )  # fmt: skip
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -47,5 +42,6 @@ def pytest_configure(config: pytest.Config) -> None:
     from .conformance import Collecting
 
     config.pluginmanager.register(Collecting(config, names), "mlx_conformance")
+    # without paths in the command line, only the checks run
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = []

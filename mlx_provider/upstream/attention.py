@@ -27,9 +27,8 @@ PARAMETERS = ("scale", "mask", "sinks")
 MOST_QUANTISED_QUERIES = 8
 """Maximum number of queries of one row that use quantised keys without a dequantised copy."""
 MOST_COPIED_LENGTH = 512
-"""Maximum length of a cache whose dequantised copies may exist for several layers at once. Metal
-frees a copy only when its command buffer ends (mlx 0.32.4, backend/metal/eval.cpp), and ten can
-be in flight."""
+"""Longest cache whose dequantised copies may exist for several layers at once. Metal frees a copy
+when its command buffer ends (mlx 0.32.4, backend/metal/eval.cpp); ten buffers can be in flight."""
 FUSED_WIDTHS = (64, 80, 128)
 """Head sizes with a fused kernel for more queries (mlx 0.32.4, Metal and CUDA,
 `scaled_dot_product_attention.cpp`)."""
@@ -42,7 +41,7 @@ def route(model: Any) -> bool:
 
 
 def route_attention(original: Function) -> Function:
-    """Calls with a shared prefix and few queries are computed jointly, all others one by one."""
+    """Like `original`, but accepts `Parts`. Few queries to a shared prefix are computed jointly."""
 
     @functools.wraps(original)
     def attend(
@@ -56,23 +55,22 @@ def route_attention(original: Function) -> Function:
         shared = [i for i, call in enumerate(calls) if call.separate and named.get("sinks") is None]
         found = attend_separately([calls[i] for i in shared], named["scale"])
         joint = dict(zip(shared, found, strict=True))
-        out = [joint[i] if i in joint else one(call.whole, named) for i, call in enumerate(calls)]
+        out = [joint[i] if i in joint else alone(call.whole, named) for i, call in enumerate(calls)]
         if not isinstance(keys, Parts):
             return out[0]
         runs = zip(out, keys.runs, strict=True)
         return mx.concatenate([x.swapaxes(0, 2) if run.turned else x for x, run in runs])
 
-    def one(call: Call, named: dict[str, Any]) -> mx.array:
+    def alone(call: Call, named: dict[str, Any]) -> mx.array:
         queries, keys, values, mask, cache = call
         if isinstance(keys, tuple) and not hasattr(cache, "bits"):
             cache = Quantised.of(keys, queries.shape[-1])
-        if isinstance(keys, tuple) and _copies(queries):
+        if isinstance(keys, tuple) and _needs_copies(queries):
             if keys[0].shape[2] > MOST_COPIED_LENGTH:
                 mx.eval(queries)  # frees the copies of the previous layer first
             keys, values = dequantise(keys, cache), dequantise(values, cache)
             cache = None
-        found: mx.array = original(queries, keys, values, cache, **named, mask=mask)
-        return found
+        return original(queries, keys, values, cache, **named, mask=mask)  # type: ignore[no-any-return]
 
     return attend
 
@@ -87,13 +85,14 @@ class Quantised(NamedTuple):
 
     @classmethod
     def of(cls, keys: tuple[mx.array, mx.array, mx.array], width: int) -> Quantised:
+        """`width`: numbers in one key, D."""
         packed, scales, _ = keys
         return cls(width // scales.shape[-1], 32 * packed.shape[-1] // width)
 
 
-def _copies(queries: mx.array) -> bool:
-    """Whether these queries use dequantised copies: there are many and a fused kernel exists for
-    their head size, or the device has no product with quantised keys."""
+def _needs_copies(queries: mx.array) -> bool:
+    """Whether these queries use dequantised copies: they are many and a fused kernel exists for
+    their head size, or the GPU has no product with quantised keys."""
     *_, count, width = queries.shape
     wide = count > MOST_QUANTISED_QUERIES and width in FUSED_WIDTHS
     return mx.default_device() == mx.gpu and (wide or not multiplies_quantised())
@@ -105,8 +104,8 @@ Watch = Callable[[mx.array, mx.array, Any, float], None]
 
 @contextmanager
 def watch_attention(model: Any, watch: Watch) -> Iterator[None]:
-    """Each call of a model's attention first calls `watch`. Models of one architecture share the
-    patched modules, so no other may run meanwhile: engine thread only."""
+    """Inside the block, each call of a model's attention first calls `watch`. Models of one
+    architecture share the patched modules, so no other may run meanwhile: engine thread only."""
 
     def watching(function: Function) -> Function:
         @functools.wraps(function)

@@ -24,11 +24,11 @@ from .shared_kv import SharedBatchKV, SharedKV, prefix_of, start
 
 RowCache = list[Any]
 PLAIN = (KVCache, SparseKVCache, SharedKV)
-"""Classes that hold all appended tokens."""
+"""Classes that keep all appended tokens."""
 
 
 def mergeable(cache: Sequence[Any]) -> bool:
-    """Whether every layer has an upstream batch form."""
+    """Whether upstream has a batch cache for every layer."""
     return all(hasattr(type(layer), "merge") for layer in layers_of(cache))
 
 
@@ -48,6 +48,7 @@ def rows_of(batch: Sequence[Any], indices: Iterable[int]) -> list[RowCache]:
 
 
 def counting_alike(batch: Iterable[Any]) -> list[list[Any]]:
+    """The layers of a merged cache, grouped by the array of offsets that they share."""
     found: dict[int, list[Any]] = {}
     for layer in batch:
         if isinstance(getattr(layer, "offset", None), mx.array):
@@ -56,7 +57,7 @@ def counting_alike(batch: Iterable[Any]) -> list[list[Any]]:
 
 
 def columns(cache: Any) -> int:
-    """Tokens of the longest row, including padding and tokens that left a window."""
+    """Columns of a layer: tokens of the longest row, with padding and those that left a window."""
     if isinstance(cache.offset, mx.array):
         return int(getattr(cache, "_offset", cache._idx))
     return cached_length(cache)
@@ -74,8 +75,8 @@ def _merge(offsets: dict[tuple[int, ...], mx.array], *rows: Any) -> Any:
 
 def _merged_kv(rows: Sequence[KVCache]) -> BatchKVCache:
     """Rows with at least one token each, and capacity for the next. The caller sets the offsets.
-    `skipped` of a row is the number of its tokens that are not held. Either all rows have the same
-    shared prefix, or none has one."""
+    `skipped` of the result: for each row, the number of tokens that it lacks. Either all rows have
+    the same shared prefix, or none has one."""
     longest, prefix = max(map(cached_length, rows)), prefix_of(rows[0])
     paddings = [longest - cached_length(row) for row in rows]
     batch = BatchKVCache(paddings) if prefix is None else SharedBatchKV(prefix, paddings)
@@ -92,9 +93,8 @@ def _pad(arrays: Sequence[mx.array], rows: Sequence[KVCache], longest: int, room
     _, heads, _, dim = arrays[0].shape
     together = mx.zeros((len(rows), heads, room, dim), dtype=arrays[0].dtype)
     for i, (array, row) in enumerate(zip(arrays, rows, strict=True)):
-        together[i : i + 1, :, longest - cached_length(row) : longest] = array[
-            ..., : cached_length(row), :
-        ]
+        count = cached_length(row)
+        together[i : i + 1, :, longest - count : longest] = array[..., :count, :]
     return together
 
 

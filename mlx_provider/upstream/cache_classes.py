@@ -1,8 +1,8 @@
-"""mlx-lm's cache classes (mlx_lm/models/cache.py 0.32.2), with additions that models need, and the
-caches of rows that lack some of the tokens before their next position.
+"""mlx-lm's cache classes (mlx_lm/models/cache.py 0.32.2), with additions that models need, and
+*sparse* caches: those of rows that lack some of the tokens before their next position.
 
-mlx-lm has one number for the count of tokens and for the rotary offset of the next token
-(`KVCache.offset`). In a sparse cache it is only the rotary offset."""
+In mlx-lm, `KVCache.offset` is the number of tokens and also the rotary offset of the next token. In
+a sparse cache it is only the rotary offset."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ __all__ += ["RotatingKVCache", "make_prompt_cache"]
 
 
 def layers_of(cache: Sequence[Any]) -> list[Any]:
-    """Opens lists of caches (`CacheList`)."""
+    """The caches of all layers. Each list of caches (`CacheList`) is replaced by its members."""
     found: list[Any] = []
     for layer in cache:
         inner = getattr(layer, "caches", None)
@@ -36,7 +36,7 @@ def layers_of(cache: Sequence[Any]) -> list[Any]:
 
 
 def by_layer(make: Callable[..., Any], *layers: Any) -> Any:
-    """`make(*layers)`, or a list of caches (`CacheList`) made so from those in `layers`."""
+    """`make(*layers)`. For lists of caches (`CacheList`), a list made so from their members."""
     if not hasattr(layers[0], "caches"):
         return make(*layers)
     together = type(layers[0])()
@@ -51,7 +51,7 @@ class StateCache(ArraysCache):
     recording states for speculation."""
 
     def update_window(self, index: int, source: mx.array, width: int, *, lengths: Any) -> mx.array:
-        """Store the last `width` columns of `source`, or those before the length of each row."""
+        """Store the last `width` columns of `source`, or in each row `width` from its length on."""
         span = source.shape[1] - width
         if lengths is None:
             state = mx.contiguous(source[:, span:])
@@ -71,19 +71,18 @@ class StateCache(ArraysCache):
 
 
 def append_kv(cache: Any, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-    """Append to a layer's cache. Returns all its keys and values in order of position; for one
-    token, a rotating cache itself returns buffer order (`_update_in_place`, cache.py 0.32.2)."""
+    """Append to a layer's cache. Returns all its keys and values in order of position. For one
+    token, a rotating cache's own method returns the order of its buffer (cache.py 0.32.2)."""
     ring = isinstance(cache, RotatingKVCache)
-    append: Callable[..., tuple[Any, Any]] = (
-        cache._update_concat if ring else cache.update_and_fetch
-    )
-    return append(keys, values)
+    append = cache._update_concat if ring else cache.update_and_fetch
+    found: tuple[Any, Any] = append(keys, values)
+    return found
 
 
 def take_back(cache: Any, tokens: int) -> None:
-    """Remove the last tokens of a row's attention cache, appended by a call with several tokens.
-    After that, a window holds more tokens than it needs, in order of position
-    (`RotatingKVCache._update_concat`, cache.py 0.32.2). Its own `trim` would refuse."""
+    """Remove the last tokens of a row's attention cache, which a call with several tokens appended.
+    After such a call, a window holds more tokens than it needs, in order of position
+    (`RotatingKVCache._update_concat`, cache.py 0.32.2), and its own `trim` would refuse."""
     if not tokens:
         return
     if not isinstance(cache, RotatingKVCache):
@@ -96,7 +95,7 @@ def take_back(cache: Any, tokens: int) -> None:
 
 class Skipping:
     """A mixin, before one of mlx-lm's attention caches in the bases of a class. `offset`: the
-    position of the next token. `skipped`: number of earlier tokens that are not held."""
+    position of the next token. `skipped`: number of earlier tokens that the cache lacks."""
 
     offset: int
     skipped: int
@@ -109,7 +108,7 @@ class Skipping:
         return found
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """Each of the next `N` tokens attends to all held tokens and is causal."""
+        """Each of the next `N` tokens attends to all that the cache has and to those before it."""
         if window_size is not None:
             raise ValueError("attention within a window finds no tokens that were left out")
         plain = KVCache()
@@ -120,7 +119,7 @@ class Skipping:
         return cached_length(self)
 
     def trim(self, n: int) -> int:
-        """The last `n` tokens must have consecutive positions."""
+        """Remove the last `n` tokens, which must have consecutive positions. Returns how many."""
         n = min(cached_length(self), n)
         self.offset -= n
         return n
@@ -134,7 +133,7 @@ class SparseKVCache(Skipping, KVCache):
     def append_at(
         self, keys: mx.array, values: mx.array, positions: Sequence[int]
     ) -> tuple[Any, Any]:
-        """`positions`: ascending."""
+        """Append tokens. `positions`: theirs, ascending. Returns all keys and values."""
         found = self.update_and_fetch(keys, values)
         self.skipped += positions[-1] + 1 - self.offset
         self.offset = positions[-1] + 1
@@ -142,16 +141,17 @@ class SparseKVCache(Skipping, KVCache):
 
 
 def cached_length(cache: Any) -> int:
+    """Number of tokens in a row's attention cache."""
     return int(cache.offset) - int(getattr(cache, "skipped", 0))
 
 
 def can_skip(layer: Any) -> bool:
-    """Whether it can be in a cache that skips tokens. Recurrent states have no positions."""
+    """Whether a layer's cache may be in a sparse row. Recurrent states have no positions."""
     return type(layer) is KVCache or isinstance(layer, ArraysCache)
 
 
 def sparse(cache: Sequence[Any]) -> list[Any]:
-    """An empty row whose caches can skip tokens."""
+    """An empty row cache like `cache`, in which attention layers can lack tokens."""
     return [by_layer(_sparse, layer) for layer in cache]
 
 

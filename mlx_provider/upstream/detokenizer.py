@@ -12,27 +12,23 @@ from ..records import Tokenizer
 
 @lru_cache(maxsize=1)
 def byte_of_character() -> dict[str, int]:
-    """Each character of a byte-level vocabulary to its byte (GPT-2's table)."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    table = {chr(x): x for x in shown}
-    hidden = (x for x in range(256) if x not in set(shown))
-    table.update({chr(256 + n): x for n, x in enumerate(hidden)})
-    return table
+    """From each character of a byte-level vocabulary to its byte (GPT-2's table)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = (x for x in range(256) if x not in printable)
+    return {chr(x): x for x in printable} | {chr(256 + n): x for n, x in enumerate(others)}
 
 
 def special_tokens(tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids of the added tokens that are special."""
     added: dict[int, Any] = tokenizer.fast.get_added_tokens_decoder()
     return frozenset(token for token, entry in added.items() if entry.special)
 
 
 def marker_tokens(tokenizer: Tokenizer, markers: Sequence[str]) -> frozenset[int]:
-    """Special tokens that a parser must see to find `markers`: a marker, or part of one."""
+    """Ids of special tokens that a parser must see to find `markers`: a marker, or part of one."""
     added: dict[int, Any] = tokenizer.fast.get_added_tokens_decoder()
-    return frozenset(
-        token
-        for token, entry in added.items()
-        if entry.special and any(entry.content in marker for marker in markers)
-    )
+    special = special_tokens(tokenizer)
+    return frozenset(i for i in special if any(added[i].content in marker for marker in markers))
 
 
 def _is_byte_level(fast: Any) -> bool:
@@ -48,15 +44,15 @@ def _is_byte_level(fast: Any) -> bool:
 
 
 def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
-    """The bytes may be a part of a character."""
+    """The bytes that a token stands for, perhaps only a part of a character."""
     data = Detokenizer(tokenizer).bytes_of(token)
     return tokenizer.decode([token], skip_special=False).encode() if data is None else data
 
 
 class Detokenizer:
-    """Text of a growing token list. No piece ends inside a character. `visible`: special tokens to
-    show; all others are hidden. `tokenizers.DecodeStream` (0.22) raises on an invalid byte after
-    valid ones, so this class joins bytes itself."""
+    """Text of a growing token list. No piece ends inside a character. `visible`: special tokens
+    that become text; others do not. `tokenizers.DecodeStream` (0.22) raises on an invalid byte
+    after valid ones, so this class joins bytes itself."""
 
     def __init__(self, tokenizer: Tokenizer, *, visible: frozenset[int] = frozenset()) -> None:
         self._fast: Any = tokenizer.fast
@@ -71,27 +67,29 @@ class Detokenizer:
 
     @property
     def pending(self) -> bool:
+        """Whether tokens or bytes wait for the rest of a character."""
         return bool(self._pending) or bool(self._bytes.getstate()[0])
 
     def push(self, token: int) -> str:
+        """The text that is complete with this token; it may be empty."""
         if token in self._hidden:
             return ""
         data = self.bytes_of(token)
         if data is None:
             return self._flush_bytes() + self._push_text(token)
-        shown = self._flush_text()
+        text = self._flush_text()
         if data and not self._byte_level:
-            # Behind other bytes, the first space of a token is part of the text.
+            # Behind a byte, the first space of the next token is part of the text.
             letter = self._fast.token_to_id("<0x41>")
             self._context, self._stream = [token if letter is None else letter], None
-        return shown + self._bytes.decode(data)
+        return text + self._bytes.decode(data)
 
     def finish(self) -> str:
-        """The text of the pending bytes. Incomplete characters show as U+FFFD."""
+        """The text of what is pending. Incomplete characters become U+FFFD."""
         return self._flush_bytes() + self._flush_text()
 
     def bytes_of(self, token: int) -> bytes | None:
-        """`None`: the token is decoded as text."""
+        """The bytes that the token stands for. `None`: the tokenizer must decode it as text."""
         piece = self._fast.id_to_token(token)
         if piece is None:
             return b""

@@ -17,12 +17,20 @@ from ..errors import BadRequest, NotInstalled, UnsupportedModel, wrong_option
 from ..isolation import plugin_call
 from .runtime import LINUX, keep_file_limit
 
+log = logging.getLogger(__name__)
 BACKBONE, HEAD = "model", "lm_head"
+OTHER_PART = re.compile(
+    r"vision|visual|image|video|audio|speech|multi_?modal|^mm_|projector|connector|resampler"
+    r"|perceiver|aligner|^mtp|nextn|eagle|medusa|^rotary_emb$"
+)
+"""Modules outside the text model: towers, projectors, drafting heads, stored rotary frequencies."""
+SHOWN = 4
+"""Most names of weights in an error."""
 
 
 def whole_names(model: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
-    """The weights under the names of the complete model, which then uses its embedding as output
-    matrix. Weights of a complete model do not change."""
+    """Weights of a backbone under the names of the complete `model`. Without an output matrix in
+    `weights`, `model` then uses its embedding as one. Weights of a complete model do not change."""
     backbone, given = model.get(BACKBONE), set(map(_first, weights))
     if not isinstance(backbone, nn.Module) or BACKBONE in given:
         return weights
@@ -42,18 +50,8 @@ def _first(name: str) -> str:
     return name.partition(".")[0]
 
 
-log = logging.getLogger(__name__)
-
-OTHER_PART = re.compile(
-    r"vision|visual|image|video|audio|speech|multi_?modal|^mm_|projector|connector|resampler"
-    r"|perceiver|aligner|^mtp|nextn|eagle|medusa|^rotary_emb$"
-)
-"""Modules outside the text model: towers, projectors, drafting heads, stored rotary frequencies."""
-SHOWN = 4
-
-
 class Selective(nn.Module):
-    """A mixin for an mlx-lm model class that loads only the weights of the text model."""
+    """The mixin of `selective` for an mlx-lm model class."""
 
     def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
         weights = whole_names(self, weights)
@@ -63,20 +61,21 @@ class Selective(nn.Module):
     def load_weights(self, file_or_weights: Any, strict: bool = True) -> nn.Module:
         """Raises `ValueError` for missing weights, and for unknown weights of the text model."""
         if strict and not isinstance(file_or_weights, str):
-            file_or_weights = _own(self, dict(file_or_weights))
+            file_or_weights = _select_weights(self, dict(file_or_weights))
         super().load_weights(file_or_weights, strict)
         return self
 
 
 def selective(model_class: type[Any]) -> type[Any]:
+    """A subclass that loads only the weights of the text model."""
     place = {"__module__": model_class.__module__}  # upstream looks up names there
     return type(model_class.__name__, (Selective, model_class), place)
 
 
-def _own(model: nn.Module, given: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _select_weights(model: nn.Module, given: Mapping[str, Any]) -> list[tuple[str, Any]]:
     known = dict(tree_flatten(model.parameters())).keys()
-    apart = {name for name in given.keys() - known if _elsewhere(model, name)}
-    missing, unknown = known - given.keys(), given.keys() - known - apart
+    other = {name for name in given.keys() - known if _is_of_other_part(model, name)}
+    missing, unknown = known - given.keys(), given.keys() - known - other
     if missing and unknown:
         raise ValueError(
             f"the checkpoint lacks {_list_names(missing)}, and holds {_list_names(unknown)} that "
@@ -90,13 +89,13 @@ def _own(model: nn.Module, given: Mapping[str, Any]) -> list[tuple[str, Any]]:
             f"the checkpoint holds {_list_names(unknown)}, which its architecture does not have; "
             "its config.json must name the architecture that it was made with"
         )
-    if apart:
-        log.info("left out, as the text model has no such parts: %s", ", ".join(_parts(apart)))
-    return [(name, value) for name, value in given.items() if name not in apart]
+    if other:
+        log.info("left out, as the text model has no such parts: %s", ", ".join(_parts(other)))
+    return [(name, value) for name, value in given.items() if name not in other]
 
 
-def _elsewhere(model: nn.Module, name: str) -> bool:
-    """Whether a weight is of another part, by the first module on its path that is missing."""
+def _is_of_other_part(model: nn.Module, name: str) -> bool:
+    """Judged by the name of the first module on the weight's path that the model lacks."""
     at: Any = model
     for step in name.split("."):
         if isinstance(at, list):
@@ -124,12 +123,14 @@ def _list_names(names: Iterable[str]) -> str:
 
 
 Classes = Callable[[dict[str, Any]], tuple[type[Any], type[Any]]]
+"""From a config to the classes of the model and of its arguments."""
 
 
 @dataclass(frozen=True)
 class Loaded:
     model: Any
     tokenizer: Any
+    """Of transformers."""
     renderer: Any
     """mlx-lm's wrapper, if its chat template is a Python function of mlx-lm; else `None`."""
     stop_tokens: frozenset[int]
@@ -146,6 +147,7 @@ def _utils() -> Any:
 
 
 def supports(config: Mapping[str, Any]) -> bool:
+    """Whether mlx-lm has the classes for a config. Raises `NotInstalled`."""
     _utils()
     if not isinstance(config.get("model_type"), str):
         return False
@@ -157,7 +159,7 @@ def supports(config: Mapping[str, Any]) -> bool:
 
 
 def classes(config: Mapping[str, Any]) -> tuple[type[Any], type[Any]]:
-    """Raises `ValueError`."""
+    """Mlx-lm's classes of the model and of its arguments. Raises `ValueError` if it has none."""
     found: tuple[type[Any], type[Any]] = _utils()._get_classes(dict(config))
     return found
 
@@ -169,26 +171,21 @@ def load(
     trust_remote_code: bool = False,
     classes: Classes | None = None,
 ) -> Loaded:
-    """The text model and the tokenizer of a folder, without weights of other parts. Raises
-    `UnsupportedModel` for an unknown architecture or weights of another, `BadRequest`."""
+    """A folder's text model and tokenizer, without weights of other parts. Raises `NotInstalled`,
+    `UnsupportedModel` (weights that fit no known architecture), `BadRequest` (files, adapter)."""
     upstream = _utils()
 
     def choose(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
         model_class, arguments = (classes or upstream._get_classes)(config)
         return selective(model_class), arguments
 
+    trust = {"trust_remote_code": trust_remote_code}
     try:
-        model, config = upstream.load_model(
-            folder, get_model_classes=choose, trust_remote_code=trust_remote_code
-        )
+        model, config = upstream.load_model(folder, get_model_classes=choose, **trust)
         if adapter is not None:
             model = apply_adapter(upstream.load_adapters, model, adapter)
         model.eval()
-        tokenizer = upstream.load_tokenizer(
-            folder,
-            {"trust_remote_code": trust_remote_code},
-            eos_token_ids=config.get("eos_token_id"),
-        )
+        tokenizer = upstream.load_tokenizer(folder, trust, eos_token_ids=config.get("eos_token_id"))
     except FileNotFoundError as error:
         raise BadRequest(f"{folder} is not a complete MLX model: {error}", param="model") from error
     except ValueError as error:
@@ -199,7 +196,7 @@ def load(
 
 
 def apply_adapter(load: Callable[[Any, str], Any], model: Any, adapter: Path) -> Any:
-    """With mlx-lm's or mlx-vlm's `load`. Raises `BadRequest` if the adapter cannot be loaded."""
+    """The model with an adapter, by upstream's `load`. Raises `BadRequest` if that fails."""
     return plugin_call(
         lambda: load(model, str(adapter)),
         lambda fault: wrong_option("adapter", f"{adapter} cannot be used: {fault.summary}"),
@@ -207,8 +204,8 @@ def apply_adapter(load: Callable[[Any, str], Any], model: Any, adapter: Path) ->
 
 
 def quantise_cache(cache: Sequence[Any], bits: int, group_size: int) -> list[Any]:
-    """An empty cache with its plain KV layers quantised. Upstream has no quantised form of windows
-    and recurrent states (cache.py 0.32.2)."""
+    """An empty row cache with its plain KV layers quantised. Upstream has no quantised form of
+    windows and recurrent states (cache.py 0.32.2)."""
     from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
     made = partial(QuantizedKVCache, group_size=group_size, bits=bits)
@@ -216,6 +213,7 @@ def quantise_cache(cache: Sequence[Any], bits: int, group_size: int) -> list[Any
 
 
 def quantisable(cache: Sequence[Any]) -> list[Any]:
+    """The layers of a row cache that `quantise_cache` would replace."""
     from mlx_lm.models.cache import KVCache
 
     return [layer for layer in cache if type(layer) is KVCache]

@@ -18,6 +18,7 @@ REQUEST_STATE = ("_rope_deltas", "_position_ids")
 
 
 def library() -> Any:
+    """The module `mlx_vlm.utils`, imported without a change of the limit of open files."""
     with keep_file_limit():
         importlib.import_module("mlx_lm.utils")
         return importlib.import_module("mlx_vlm.utils")
@@ -34,6 +35,7 @@ def without_weights(config: Mapping[str, Any]) -> Any:
 
 
 def has_mrope(model: Any) -> bool:
+    """Whether its rotary positions have three axes."""
     return hasattr(model.language_model, "_rope_deltas")
 
 
@@ -67,8 +69,8 @@ def language_logits(model: Any, ids: mx.array, cache: list[Any], more: dict[str,
 
 
 def select_arguments(language: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that the callee accepts, plus `None` for each required one that is missing:
-    some models declare `pixel_values` or `mask` without a default."""
+    """The arguments that a call of `language` accepts, plus `None` for each required one that is
+    missing: some models declare `pixel_values` or `mask` without a default."""
     signature = inspect.signature(type(language).__call__)
     parameters = list(signature.parameters.values())[2:]  # without self and ids
     accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters)

@@ -48,6 +48,7 @@ def _patches(function: Any) -> Iterator[Any]:
 
 
 def namespaces(model: Any) -> list[ModuleType]:
+    """The Python modules that define the classes of a model's layers."""
     names = {type(layer).__module__ for layer in model.modules()}
     return [sys.modules[name] for name in sorted(names) if name in sys.modules]
 
@@ -56,9 +57,9 @@ STEP = 32
 
 
 def patch_ssm_step_size() -> None:
-    """mlx-lm's state space rule (`ssm_attn`, mlx_lm/models/ssm.py 0.32.2) computes tokens in steps
-    of 256, and a pass that ends within a step rounds differently. The scheduler's grid of chunks is
-    a multiple of `STEP`. Idempotent."""
+    """Let mlx-lm's state space rule (`ssm_attn`, mlx_lm/models/ssm.py 0.32.2) compute `STEP` tokens
+    at a time, not 256: a pass that ends within them rounds differently, and chunks of prompts end
+    at multiples of `STEP`. Idempotent."""
     module = sys.modules.get("mlx_lm.models.ssm")
     if module is not None:
         patch([module], "ssm_attn", _with_step)

@@ -1,12 +1,12 @@
 """Recurrent layers in a call with decoding rows and several tokens of one row.
 
-The model treats the tokens of one row as rows. `route` makes the recurrent modules of mlx-lm and
+To the model, each of these tokens is a row. `route` makes the recurrent modules of mlx-lm and
 mlx-vlm accept `StateParts`: they run once for the decoding rows and once for each other part.
 
-For the state after each token, the rule of a layer of mlx-lm runs token by token, as for decoding
-rows: the layer imports it from gated_delta.py or ssm.py (mlx_lm/models 0.32.2), and writes its
-states itself. Those of mlx-vlm give all states to `update_recurrent`. Both gather a convolution
-window at `lengths` (one row can have several)."""
+Drafts need the state after each token, which `StateSteps` records. A layer of mlx-lm advances its
+state by a *rule*, a function from gated_delta.py or ssm.py (mlx_lm/models 0.32.2), which then runs
+token by token. A layer of mlx-vlm gives all states to `update_recurrent`. Both cut one window of
+the convolution for each of `lengths`, here for each token."""
 
 import functools
 import inspect
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 import mlx.core as mx
@@ -28,29 +28,28 @@ RULES = {
     "gated_delta_update": ("q", "k", "v", "a", "b"),
     "ssm_update": ("hidden_states", "B", "C", "dt"),
 }
-"""Rule functions, with their arguments of shape (B, length, ...). Each also takes a `state`, and
-returns (output, state)."""
+"""Rules, with their arguments of shape (B, length, ...). Each also takes a `state`, and returns
+(output, state)."""
 OF_PADDED_ROWS = ("mask", "lengths")
+"""Arguments of rules that only padded rows need."""
+ROUTES_ATTRIBUTE = "routes_state_parts"
+"""The mark of a call that accepts `StateParts`."""
 
 
 class StateSteps(StateCache):
-    """A copy of a row's recurrent cache for one call over its tokens. In its context, rules run
-    token by token if their state is of this cache. Models of one architecture share the patched
-    modules: engine thread only."""
+    """A copy of a row's recurrent cache for one call of `layer` over several tokens. In its
+    context, rules run token by token if their state is of this cache. Models of one architecture
+    share the modules whose rules are replaced: engine thread only."""
 
     def __init__(self, cache: ArraysCache, tokens: int, layer: object) -> None:
         super().__init__(len(cache.cache))
         self.cache = list(cache.cache)
         self.lengths = mx.arange(1, tokens + 1)
         self._tokens = tokens
-        self._after: dict[int, list[mx.array]] = {}
+        self._after: dict[int, list[mx.array]] = {}  # by index: the state after each token
         modules = {sys.modules[base.__module__] for base in type(layer).__mro__}
-        self._before: list[tuple[ModuleType, str, Function]] = [
-            (module, name, getattr(module, name))
-            for module in modules
-            for name in RULES
-            if hasattr(module, name)
-        ]
+        places = [(module, name) for module in modules for name in RULES if hasattr(module, name)]
+        self._originals = [(module, name, getattr(module, name)) for module, name in places]
 
     def advance(self, N: int) -> None:
         """Does nothing: the lengths are valid for one call only."""
@@ -64,29 +63,29 @@ class StateSteps(StateCache):
         return output, state
 
     def __enter__(self) -> None:
-        for module, name, function in self._before:
+        for module, name, function in self._originals:
             setattr(module, name, self._step_tokens(function, RULES[name]))
 
     def __exit__(self, *raised: object) -> None:
-        for module, name, function in self._before:
+        for module, name, function in self._originals:
             setattr(module, name, function)
 
     @property
     def complete(self) -> bool:
+        """Whether the state after each token is known. A window has one entry per token."""
         return all(
             state is None or at in self._after or state.shape[0] == self._tokens
             for at, state in enumerate(self.cache)
         )
 
     def after(self, tokens: int) -> list[Any]:
-        return [
-            mx.contiguous(self._after[at][tokens - 1])
-            if at in self._after
-            else None
-            if state is None
-            else mx.contiguous(state[tokens - 1 : tokens])
-            for at, state in enumerate(self.cache)
-        ]
+        """The entries of the row's cache after the first `tokens` tokens of the call."""
+        states = {at: recorded[tokens - 1] for at, recorded in self._after.items()}
+        for at, state in enumerate(self.cache):
+            if at not in states and state is not None:
+                states[at] = state[tokens - 1 : tokens]
+        found = [states.get(at) for at in range(len(self.cache))]
+        return [None if state is None else mx.contiguous(state) for state in found]
 
     def _step_tokens(self, rule: Function, names: tuple[str, ...]) -> Function:
         signature = inspect.signature(rule)
@@ -95,10 +94,9 @@ class StateSteps(StateCache):
         def call(*args: Any, **kwargs: Any) -> tuple[mx.array, mx.array]:
             bound = signature.bind(*args, **kwargs)
             state = bound.arguments.get("state")
-            at = next((i for i, own in enumerate(self.cache) if own is state), None)
-            if state is None or at is None:
-                found: tuple[mx.array, mx.array] = rule(*args, **kwargs)
-                return found
+            at = next((i for i, entry in enumerate(self.cache) if entry is state), None)
+            if state is None or at is None:  # of another row
+                return rule(*args, **kwargs)  # type: ignore[no-any-return]
             for name in OF_PADDED_ROWS:
                 bound.arguments.pop(name, None)
             given = {name: bound.arguments[name] for name in names}
@@ -115,22 +113,19 @@ class StateSteps(StateCache):
         return call
 
 
-ROUTES_ATTRIBUTE = "routes_state_parts"
-
-
 @dataclass
 class StateRun:
-    """The call of a layer for some of its rows, or for tokens of one row."""
+    """The part of a layer's call for some rows, or for the tokens of one row (`turned`)."""
 
     cache: Any
     rows: slice
     turned: bool = False
     drafts: bool = False
-    """Whether the state after each token is recorded, which `StateSteps` must support."""
+    """Whether to record the state after each token."""
     _steps: StateSteps | None = None
 
     def run(self, call: Callable[[Any], mx.array], layer: object) -> mx.array:
-        """Raises `UnsupportedModel`."""
+        """`call(cache)`. Raises `UnsupportedModel` if drafts need states that are not recorded."""
         if not self.drafts:
             return call(self.cache)
         tokens = self.rows.stop - self.rows.start
@@ -142,6 +137,7 @@ class StateRun:
         return found
 
     def keep(self, tokens: int) -> None:
+        """After drafts: set the cache back to the state after the first `tokens` tokens."""
         if self._steps is not None:
             self.cache.cache = self._steps.after(tokens)
 
@@ -167,8 +163,8 @@ class StateParts:
 
 
 def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> None:
-    """Make each module accept `StateParts` that reads a state of `cache` while `run` runs. `run`
-    calls the model on one token with the given cache; nothing is evaluated. Idempotent."""
+    """Find the modules that read a state of `cache`, and make their classes accept `StateParts`.
+    `run` calls the model on one token with the given cache; nothing is evaluated. Idempotent."""
     if not any(isinstance(layer, ArraysCache) for layer in layers_of(cache)):
         return
     found: set[type] = set()
@@ -186,19 +182,19 @@ def _route_calls(original: Callable[..., Any]) -> Callable[..., Any]:
         if not any(isinstance(value, StateParts) for value in (*args, *kwargs.values())):
             return original(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
-        _, states, *_ = bound.arguments
-        cache = next(n for n, value in bound.arguments.items() if isinstance(value, StateParts))
-        hidden, parts = bound.arguments[states], bound.arguments[cache]
+        _, hidden_name, *_ = bound.arguments  # after `self`
+        named = bound.arguments.items()
+        cache_name = next(name for name, value in named if isinstance(value, StateParts))
+        hidden, parts = bound.arguments[hidden_name], bound.arguments[cache_name]
+
+        def run(cache: ArraysCache) -> mx.array:
+            bound.arguments[cache_name] = cache
+            return original(*bound.args, **bound.kwargs)  # type: ignore[no-any-return]
+
         out = []
         for part in parts.runs:
             own = hidden[part.rows]
-            bound.arguments[states] = own.swapaxes(0, 1) if part.turned else own
-
-            def run(own: ArraysCache) -> mx.array:
-                bound.arguments[cache] = own
-                made: mx.array = original(*bound.args, **bound.kwargs)
-                return made
-
+            bound.arguments[hidden_name] = own.swapaxes(0, 1) if part.turned else own
             found = part.run(run, args[0])
             out.append(found.swapaxes(0, 1) if part.turned else found)
         return mx.concatenate(out)
@@ -215,14 +211,15 @@ def _watch(found: set[type], layer: Any) -> Any:
 
     class Watched(kind):  # type: ignore[misc, valid-type]
         def __getitem__(self, index: int) -> Any:
-            if (module := _asking(sys._getframe(1))) is not None:
+            if (module := _calling_module(sys._getframe(1))) is not None:
                 found.add(module)
             return super().__getitem__(index)
 
     return Watched(len(layer.cache))
 
 
-def _asking(frame: FrameType | None) -> type | None:
+def _calling_module(frame: FrameType | None) -> type | None:
+    """The class of the innermost module whose method is on the stack."""
     while frame is not None:
         module = frame.f_locals.get("self")
         if isinstance(module, nn.Module):

@@ -218,9 +218,9 @@ def _candidates() -> Iterator[str]:
 
 
 def _choose_kernels(path: str) -> None:
-    """OpenBLAS takes the kernels of 2004 for a processor that is newer than the library: on an Intel
-    Xeon of 2023, a chunk takes five times as long with 0.3.15, and a row rounds differently beside
-    others. Name those of the latest processor that it knows, by the instructions."""
+    """Name OpenBLAS's kernels by the processor's instructions, where it would take those of 2004,
+    as for a processor that is newer than the library. With 0.3.15 on an Intel Xeon of 2023, a large
+    product takes five times as long, and a row's result depends on the number of rows."""
     if output_of((sys.executable, "-I", "-S", "-c", CORE_NAME, path)).strip() != "Prescott":
         return
     words = set(Path("/proc/cpuinfo").read_text().split())

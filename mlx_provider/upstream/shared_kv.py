@@ -1,10 +1,10 @@
 """Attention caches of rows with a shared prefix, which is stored once.
 
 A row, or a merged group of rows, has a shared `Prefix` and its own tail. Models get keys and values
-as `Shared`, which only patched attention accepts (`attention.route`): arrays, or if quantised,
-triples of packed values, scales and biases. Attention to the prefix is one matrix product for all
-queries of its rows, to each tail a separate one. The whole is the mean of both, weighted by the
-sums of their exponentials; only the rounding differs."""
+as `Shared`, which only patched attention accepts (`attention.route`). Each part is an array or, if
+quantised, a triple of packed values, scales and biases. Attention to the prefix is one product for
+all queries of its rows, attention to each tail another. The result is the mean of both, weighted by
+the sums of their exponentials: only the rounding differs from attention to the whole."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ..records import Parts, parts_of
 from .cache_classes import BatchKVCache, KVCache, QuantizedKVCache, Skipping
 
 SHAREABLE = (KVCache, QuantizedKVCache)
+"""Classes of rows that `divide` and `start` accept."""
 
 
 @dataclass(eq=False)
@@ -34,6 +35,7 @@ class Prefix:
         return _length(self.keys)
 
     def first_tokens(self, length: int) -> Prefix:
+        """A prefix of the first `length` tokens: views."""
         if length == self.length:
             return self
         return Prefix(_cut(self.keys, 0, length), _cut(self.values, 0, length))
@@ -44,6 +46,8 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Shared:
+    """Keys, or values, of rows that follow a prefix."""
+
     prefix: Any
     """(1, Hk, P, D)"""
     tail: Any
@@ -61,7 +65,7 @@ class Shared:
 
 
 class FollowsPrefix:
-    """A mixin, before an attention cache in the bases of a class: its tokens follow a prefix."""
+    """A mixin, before an attention cache in the bases of a class, whose tokens follow a prefix."""
 
     prefix: Prefix
 
@@ -72,7 +76,7 @@ class FollowsPrefix:
 
 
 class SharedRow(FollowsPrefix, Skipping):
-    """One row, made by `divide` or `start`. Its offset counts the prefix, its masks do not."""
+    """One row, made by `divide` or `start`. Its offset includes the prefix, its masks do not."""
 
 
 class SharedKV(SharedRow, KVCache): ...
@@ -97,7 +101,7 @@ class SharedBatchKV(FollowsPrefix, BatchKVCache):
 
 
 class Spliced:
-    """Keys or values of a row with a shared prefix. A slice copies only its tokens."""
+    """Keys or values of a row with a shared prefix, as one array of which only slices are made."""
 
     def __init__(self, prefix: mx.array, tail: mx.array) -> None:
         self._prefix, self._tail = prefix, tail
@@ -116,13 +120,13 @@ class Spliced:
 
 
 def divide(layer: Any, tokens: int, room: int = 0) -> Prefix:
-    """Move a row's first tokens into a prefix that other rows can use, in place. `room`: capacity
-    for the other tokens. The object keeps its identity, because a pass can refer to it. Both parts
-    are copies: views would keep the unused capacity allocated as long as the prefix."""
+    """Move the first `tokens` of a row's layer into a prefix that other rows can use, in place:
+    the object stays, because a pass can refer to it. `room`: capacity for the other tokens. Both
+    parts are copies: views would keep the unused capacity allocated as long as the prefix."""
     end, both = layer.offset, (layer.keys, layer.values)
     prefix = Prefix(*[_each(mx.contiguous, _cut(buffer, 0, tokens)) for buffer in both])
     tail = [_each(partial(_copy, room=room), _cut(buffer, tokens, end)) for buffer in both]
-    # in each layer, so that only one is in memory twice, and before a change, because it may fail
+    # layer by layer, so that only one is in memory twice; before the change, as it may fail
     mx.eval(prefix.keys, prefix.values, *tail)
     layer.keys, layer.values = tail
     _become_shared(layer, prefix)
@@ -130,7 +134,7 @@ def divide(layer: Any, tokens: int, room: int = 0) -> Prefix:
 
 
 def undivide(layer: Any) -> None:
-    """Undo `divide` (not `start`), if it was done. The next pass makes the copy."""
+    """Undo `divide` (not `start`), if it was done. The joined arrays are not evaluated."""
     prefix = prefix_of(layer)
     if prefix is not None:
         layer.keys = _each(_concatenate, prefix.keys, layer.keys)
@@ -146,7 +150,7 @@ def start(layer: Any, prefix: Prefix) -> None:
 
 
 def arrays_of(layer: Any) -> list[Any]:
-    """Keys, then values, of a row with its prefix."""
+    """Keys, then values, of a row with its prefix. If it has no tail, arrays; else `Spliced`."""
     prefix = [*_arrays(layer.prefix.keys), *_arrays(layer.prefix.values)]
     if layer.keys is None:
         return prefix
@@ -155,6 +159,7 @@ def arrays_of(layer: Any) -> list[Any]:
 
 
 def prefix_of(cache: Any) -> Prefix | None:
+    """`None`: the layer's cache follows no prefix."""
     found: Prefix | None = getattr(cache, "prefix", None)
     return found
 
@@ -197,9 +202,8 @@ def _concatenate(prefix: mx.array, tail: mx.array) -> mx.array:
 # ---- attention
 
 FEW = 16
-"""Maximum number of queries of a row for which prefix and tail are computed separately: more scores
-need more memory than a copy of one layer's prefix, and the device has kernels that do not store
-scores."""
+"""Most queries of a row for which prefix and tail are computed separately. The scores of more need
+more memory than a copy of one layer's prefix, and the device has kernels that store no scores."""
 
 
 class Call(NamedTuple):
@@ -212,10 +216,12 @@ class Call(NamedTuple):
 
     @property
     def separate(self) -> bool:
+        """Whether `attend_separately` computes it."""
         return isinstance(self.keys, Shared) and self.queries.shape[2] <= FEW
 
     @property
     def whole(self) -> Call:
+        """The call with prefix and tail in one array (a copy)."""
         if not isinstance(self.keys, Shared):
             return self
         mask = _widen(self.mask, _length(self.keys.prefix))
@@ -223,7 +229,7 @@ class Call(NamedTuple):
 
 
 def calls_of(queries: mx.array, keys: Any, values: Any, mask: Any, cache: Any) -> list[Call]:
-    """One for each cache of a pass over several."""
+    """The call of each cache, of a call whose keys may be `Parts`."""
     if not isinstance(keys, Parts):
         return [Call(queries, keys, values, mask, cache)]
     return [
@@ -233,7 +239,7 @@ def calls_of(queries: mx.array, keys: Any, values: Any, mask: Any, cache: Any) -
 
 
 def attend_separately(calls: Sequence[Call], scale: float) -> list[mx.array]:
-    """All calls are `separate`. Those with the same prefix share one product."""
+    """Results of calls that are all `separate`. Those with the same prefix share one product."""
     found: dict[int, mx.array] = {}
     for prefix in {id(call.keys.prefix): call.keys.prefix for call in calls}.values():
         same = [i for i, call in enumerate(calls) if call.keys.prefix is prefix]
@@ -286,7 +292,7 @@ def _attend_tail(call: Call, queries: mx.array, scale: float) -> Partial:
 def _partial(
     queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, cache: Any
 ) -> Partial:
-    """Written with few passes over the scores, which are as large as the keys of many rows."""
+    """Attention to `keys` and `values`, with few passes over the scores, which can be large."""
     scores = _product(queries * scale, keys, cache, transpose=True)
     if mask is not None:
         hidden = mx.finfo(scores.dtype).min
@@ -306,6 +312,7 @@ def multiplies_quantised() -> bool:
 
 
 def dequantise(stored: Any, cache: Any) -> mx.array:
+    """A copy of quantised keys or values. `cache`: has `group_size` and `bits`."""
     packed, scales, biases = stored
     return mx.dequantize(packed, scales, biases, group_size=cache.group_size, bits=cache.bits)
 

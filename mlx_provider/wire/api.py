@@ -1,5 +1,6 @@
 """What the APIs share: a parsed request with the client's names of its parts, checks of the objects
-in it, and replies. Every function that reads a request raises `BadRequest` with the wrong part."""
+in it, and replies. A check raises a `BadRequest` that names the wrong part by its place (`where`),
+a path such as `messages[0].content`. `inside` is a path below that, only for the message."""
 
 from __future__ import annotations
 
@@ -19,34 +20,39 @@ from ..protocol.event_queue import compact
 from ..protocol.events import Accepted, Delta, Done, Event, Failed
 from ..protocol.requests import ModelRequest
 
-Fields = Mapping[str, Any]
+Fields = Mapping[str, Any]  # a JSON object
 T = TypeVar("T")
 NAME = re.compile(r"(?<![\w.\]'\"])[a-z]\w*(?:\[\d+\]|\.\w+)*")
-"""A field's name or path. Text in quotes is a value."""
+"""A field's name or path in a message. Text in quotes is a value, not a name."""
 
 
 @dataclass(frozen=True)
 class ClientNames:
+    """The client's names of the parts of our request, by our name. What follows in a path, such as
+    `[0].text`, stays. For messages to the client."""
+
     of: dict[str, str] = field(default_factory=dict)
-    """By our name. Parts of a part follow it."""
 
     def before(self, inner: ClientNames) -> ClientNames:
-        """For a request translated twice: first by these names, then by `inner`."""
-        return ClientNames(
-            {**self.of, **{ours: self.text(name) for ours, name in inner.of.items()}}
-        )
+        """Names for a request translated twice: from the client's form into another API's, whose
+        parts these names are for, and from that into ours, by `inner`."""
+        translated = {ours: self.text(name) for ours, name in inner.of.items()}
+        return ClientNames({**self.of, **translated})
 
     def text(self, text: str) -> str:
-        """A text with the client's names. A plain word counts as a name only at its beginning."""
+        """A message with the client's names. A plain word, such as `stop`, is taken for a name only
+        at its beginning."""
         return NAME.sub(lambda found: self._name(found[0], first=not found.start()), text)
 
     def error(self, error: MLXProviderError) -> MLXProviderError:
+        """A copy with the client's names."""
         named = for_another(error)
         named.message = self.text(error.message)
         named.param = None if error.param is None else self.text(error.param)
         return named
 
     def events(self, events: list[Event]) -> list[Event]:
+        """The same events, with the client's names in the error of a last `Failed`."""
         last = events[-1] if events else None
         if not isinstance(last, Failed):
             return events
@@ -54,6 +60,7 @@ class ClientNames:
 
     @contextmanager
     def naming(self) -> Iterator[None]:
+        """Errors of the block get the client's names."""
         try:
             yield
         except MLXProviderError as error:
@@ -68,15 +75,11 @@ class ClientNames:
 
 # -- checks of a request
 
-WORDS: Mapping[Any, str] = {
-    bool: "true or false",
-    str: "a text",
-    list: "a list",
-    Mapping: "an object",
-}
+WORDS: dict[Any, str] = {bool: "true or false", str: "a text", list: "a list", Mapping: "an object"}
 
 
 def expect(value: Any, kind: type[T], where: str, inside: str = "") -> T:
+    """Return the value. `kind`: a key of `WORDS`."""
     if not isinstance(value, kind):
         raise wrong_part(where, f"must be {WORDS[kind]}, got {quote(value)}", inside)
     return value
@@ -87,7 +90,7 @@ def expect_object(value: Any, where: str, inside: str = "") -> Mapping[str, Any]
 
 
 def objects(items: Any, where: str, *, texts: bool = False) -> Iterator[tuple[str, Fields]]:
-    """Each object of a list and its place in the request; `texts`: skip plain texts."""
+    """Place and object of each entry of a list. `texts`: plain texts are allowed, and skipped."""
     if not isinstance(items, list):
         raise wrong_part(where, f"must be a text or a list, got {type(items).__name__}")
     for index, item in enumerate(items):
@@ -103,8 +106,8 @@ def objects(items: Any, where: str, *, texts: bool = False) -> Iterator[tuple[st
 def parts_of(
     content: Any, where: str, known: Collection[str] | None, *, texts: bool = False
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Place, type and object of each part. `known`: types that a model can take; `None`: others
-    become text. `texts`: plain texts are allowed, and parts without a type are text."""
+    """Place, type and object of each part of a content that is a list. `known`: allowed types;
+    `None`: all, others become text. `texts`: plain texts are skipped; no type means `text`."""
     if content is None or isinstance(content, str):
         return
     for at, part in objects(content, where, texts=texts):
@@ -113,7 +116,7 @@ def parts_of(
 
 
 def check_kind(value: Any, where: str, known: Collection[str] | None = None) -> str:
-    """The type of a part. `known`: `None` for an earlier turn, which may have any type."""
+    """Return a part's type. `known`: those that are allowed; `None`: all, in an earlier turn."""
     if isinstance(value, str) and value and (known is None or value in known):
         return value
     if known is None:
@@ -123,37 +126,39 @@ def check_kind(value: Any, where: str, known: Collection[str] | None = None) -> 
 
 
 class Turns:
-    """Messages of chat, and the places of their parts in a request of another API."""
+    """Collects messages of chat that are made from a request of another API."""
 
     def __init__(self, places: Mapping[str, str] | None = None) -> None:
         self.messages: list[dict[str, Any]] = []
-        self.places = {**(places or {})}
+        self.places = {**(places or {})}  # by path in `messages`: the place in that request
 
     def add(self, message: dict[str, Any], where: str, content: str = "") -> None:
+        """`where`, `content`: the places of the message and of its content."""
         self.messages.append(message)
         self.place("", where)
         self.place(".content", content or f"{where}.content")
 
     def place(self, part: str, where: str) -> None:
+        """Add the place of a part of the last message, such as `.content[0]`."""
         self.places[f"messages[{len(self.messages) - 1}]{part}"] = where
 
 
 # -- replies
 
 COMMENT = b": the engine is at work\n\n"
-HEADER = "x-mlx-warnings"
-LONGEST = 1000
-MANY = 1000
-"""Events of a whole reply that are not joined."""
+HEADER = "x-mlx-warnings"  # of HTTP responses
+LONGEST = 1000  # characters of this header
+MANY = 1000  # events that a whole reply collects before it joins them
 
 
 def header_text(warnings: Sequence[str]) -> str:
-    """Printable ASCII on one line, cut at `LONGEST`."""
+    """Warnings as printable ASCII on one line, cut at `LONGEST`."""
     text = "; ".join(warnings)
     return "".join(c if " " <= c <= "~" else "?" for c in text)[:LONGEST]
 
 
 def json_bytes(value: Any) -> bytes:
+    """JSON in UTF-8. NaN and infinity become `null`."""
     return to_json(value, inf_nan_mode="null")
 
 
@@ -162,11 +167,24 @@ def data_frame(value: object) -> bytes:
 
 
 def event_frame(value: Mapping[str, object]) -> bytes:
+    """A server-sent event whose name is the `type` in `value`; `data_frame` makes one without."""
     return b"event: " + str(value["type"]).encode() + b"\n" + data_frame(value)
 
 
+class ResponseWriter(Protocol):
+    """Turns the events of one request into the bytes of an HTTP response."""
+
+    media_type: str
+    heartbeat: bytes  # sent while there are no events; empty: nothing is sent
+    streamed: bool
+
+    def feed(self, events: Sequence[Event]) -> bytes:
+        """The bytes for the next events. A reply that is not streamed has all its bytes at its end,
+        and raises the error of a `Failed`."""
+
+
 class Stream(ABC):
-    """Nothing follows an error, which is its last event."""
+    """Base of replies in server-sent events. An error is the last of them."""
 
     media_type = "text/event-stream"
     heartbeat = COMMENT
@@ -189,13 +207,13 @@ class Stream(ABC):
 
     @abstractmethod
     def _frames(self, event: Event) -> Iterable[bytes]:
-        """Raises the error of a choice that was cancelled."""
+        """Bytes for one event. Raises the error of a choice that was cancelled."""
 
     @abstractmethod
     def _failure(self, error: MLXProviderError) -> Iterable[bytes]: ...
 
 
-class WholeResponse(ABC):
+class WholeResponse(ABC):  # base of replies in one JSON object
     media_type = "application/json"
     heartbeat = b""
     streamed = False
@@ -206,7 +224,7 @@ class WholeResponse(ABC):
         return b"" if body is None else json_bytes(body)
 
     def body(self, events: Sequence[Event]) -> dict[str, Any] | None:
-        """The reply once `events` has the last one. Raises the error of a `Failed` event."""
+        """The reply if `events` has the last one, else `None`. Raises the error of a `Failed`."""
         self._events = [*self._events, *events]
         last = events[-1]
         if isinstance(last, Failed):
@@ -220,17 +238,21 @@ class WholeResponse(ABC):
 
 
 def _without_broken(events: Sequence[Event]) -> list[Event]:
-    """Without calls that turned out to be malformed after their beginning was sent: text or another
-    call follows, and the content has all of their text."""
-    begun: dict[int, tuple[int, str]] = {}
-    broken: set[tuple[int, int]] = set()
+    """The events without broken calls, which turned out to be malformed after their beginning was
+    sent. Text or another call follows a broken call, and the content repeats all of its text."""
+    no_call = -1, ""
+    last_calls: dict[int, tuple[int, str]] = {}  # by choice: index and arguments so far
+    broken: set[tuple[int, int]] = set()  # choice and index of calls
     for delta in (event for event in events if isinstance(event, Delta)):
-        text = [(-1, "{}")] if delta.content or delta.reasoning else []
-        for index, piece in [*text, *((call.index, call.arguments) for call in delta.tool_calls)]:
-            last, arguments = begun.get(delta.index, (-1, "{}"))
-            if index != last and not _is_json(arguments):
-                broken.add((delta.index, last))
-            begun[delta.index] = index, arguments + piece if index == last >= 0 else piece
+        pieces = [no_call] if delta.content or delta.reasoning else []
+        pieces += [(call.index, call.arguments) for call in delta.tool_calls]
+        for index, piece in pieces:
+            last, arguments = last_calls.get(delta.index, no_call)
+            if index != last:
+                if last >= 0 and not _is_json(arguments):
+                    broken.add((delta.index, last))
+                arguments = ""
+            last_calls[delta.index] = index, arguments + piece
     return [_without_calls(event, broken) if broken else event for event in events]
 
 
@@ -249,29 +271,17 @@ def _is_json(text: str) -> bool:
     return True
 
 
-class ResponseWriter(Protocol):
-    media_type: str
-    heartbeat: bytes
-    """Sent while there are no events; empty: nothing."""
-    streamed: bool
-
-    def feed(self, events: Sequence[Event]) -> bytes:
-        """A reply that is not streamed has all its bytes at its end, and raises the error of a
-        `Failed` event."""
-
-
 @dataclass(frozen=True)
-class ParsedRequest:
-    requests: Sequence[ModelRequest]
-    """One, or one for each prompt of a text completion."""
+class ParsedRequest:  # a client's request in our form, and the form of its reply
+    requests: Sequence[ModelRequest]  # one, or one for each prompt of a text completion
     reply: Callable[[Accepted], ResponseWriter]
     names: ClientNames = field(default_factory=ClientNames)
     in_stream: tuple[type[MLXProviderError], ...] = ()
-    """Errors that come in the stream, if there is one, also before acceptance."""
+    """Errors that a stream reports itself even before acceptance. Others are then HTTP errors."""
     joined: bool = True
-    """Whether all requests make one reply, with the echo of its prompts."""
+    """Whether `submit_all` makes one reply of all requests, and writes their `echo` into it."""
 
 
 Read = Callable[[dict[str, Any], Mapping[str, Any]], ParsedRequest]
-"""From a body, and the fields of its request that are not read from the body here: `model`,
-`options`, and what the server knows of the sender."""
+"""Translates a body, which it may change. The second argument has fields of the request that do not
+come from the body here: `model`, `options`, and what the server knows of the sender."""

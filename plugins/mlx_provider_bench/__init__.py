@@ -1,4 +1,4 @@
-"""`mlx-provider bench`: measurements that anyone can repeat. No request uses this package."""
+"""The command `mlx-provider bench`: measurements that anyone can repeat. No request needs it."""
 
 from __future__ import annotations
 

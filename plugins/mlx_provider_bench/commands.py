@@ -1,4 +1,4 @@
-"""The commands of `bench`: measurements that anyone can repeat; the last line is JSON."""
+"""The commands of `bench`. Progress and tables go to stderr, the result as JSON to stdout."""
 
 import json
 from functools import partial
@@ -7,14 +7,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-MODEL = "MODEL"
-"""Stands for a model's name in the list of commands."""
-PROGRESS = "progress"
-"""Key of `context.meta`: the function that reports progress."""
+MODEL = "MODEL"  # stands for a model's name in the list of commands
+PROGRESS = "progress"  # key of `context.meta`: the function that reports progress
 
 
 class LongGroup(TyperGroup):
-    """Commands that take minutes: they show progress, and end soon after a signal."""
+    """A group of commands that take minutes: they show progress, and end soon after a signal."""
 
     def invoke(self, ctx: Any) -> Any:
         from mlx_provider.commands import long_command
@@ -24,16 +22,17 @@ class LongGroup(TyperGroup):
 
 
 class ModelOrCommand(LongGroup):
+    """`bench NAME` runs the command of this name, or else `speed` with the model of this name."""
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """A word that is not the name of a command is the name of a model."""
         if args[0] != MODEL and (args[0].startswith("-") or self.get_command(ctx, args[0])):
             return super().resolve_command(ctx, args)
         return "", self.get_command(ctx, MODEL), args
 
 
 def preload() -> None:
-    """Set up this process like an engine: its BLAS must be loaded before MLX. Raises `NotInstalled`
-    if MLX is missing."""
+    """Set up this process like an engine, whose BLAS must be loaded before MLX. Raises
+    `NotInstalled` if MLX is missing."""
     from mlx_provider.commands import prepare_mlx
 
     prepare_mlx()
@@ -89,10 +88,7 @@ def prefix(
     print_result(measure(plan, context.meta[PROGRESS]))
 
 
-bench = typer.Typer(
-    cls=ModelOrCommand,
-    no_args_is_help=True,
-    help="Measure this machine: a model, or ratios within one run.",
-)
+HELP = "Measure this machine: a model, or ratios within one run."
+bench = typer.Typer(cls=ModelOrCommand, no_args_is_help=True, help=HELP)
 bench.command(MODEL)(speed)
 bench.command()(prefix)

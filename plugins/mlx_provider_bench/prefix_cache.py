@@ -1,5 +1,6 @@
 """`mlx-provider bench prefix`: what a stored prefix saves, in time to first token and over a
-conversation. Prompts of a new tenant are cold; each greedy reply is compared with a cold one."""
+conversation. A prompt with a new salt finds no prefix: it is cold. Greedy replies with stored
+prefixes are compared with cold ones."""
 
 import base64
 import io
@@ -17,14 +18,13 @@ from .model_speed import SAMPLE, Answer, Messages, ask, document, question
 from .report import Result, print_rows, surroundings
 
 IMAGE_EDGE = 448
-REPLY = 6
-TRIALS = 12
-ALL_COLD = 4096
-"""Prompt tokens up to which every kind of hit is checked against its own cold run."""
+REPLY = 6  # most tokens
+TRIALS = 12  # runs of each kind of hit
+ALL_COLD = 4096  # prompt tokens up to which every kind of hit is compared with its own cold run
 QUESTION = "Which colour is the circle?"
 Report = Callable[[str], None]
-Turns = Sequence[tuple[str, str]]
-_TTFT = {
+Turns = Sequence[tuple[str, str]]  # question and answer of each
+_TTFT = {  # tables: heading -> key of a row
     "model": "model",
     "tokens": "prompt_tokens",
     "cold s": "cold_seconds",
@@ -40,23 +40,26 @@ _TALK = {"model": "model", "cold/cached": "cold_over_cached", "equal": "same_ans
 
 @dataclass(frozen=True)
 class Plan:
+    """What to measure: each model with each prompt length, and the last one in a conversation."""
+
     models: Sequence[str] = ("demo", "demo-hybrid", "demo+image")
-    """Folders, or models of the package; `+image`: with an image before the document. The last one
-    has the conversation."""
-    sizes: Sequence[int] = (1024, 4096, 16_384)
-    document: int = 17_000
+    """Folders, or models of the package; `+image`: with an image before the document."""
+    sizes: Sequence[int] = (1024, 4096, 16_384)  # tokens of a prompt
+    document: int = 17_000  # tokens of the conversation's document
     turns: int = 6
 
 
 class Subject:
+    """A model in an engine. `image`: prompts begin with one. `ask_cold` uses no stored prefix."""
+
     def __init__(self, engine: EngineClient, model: str, *, image: bool) -> None:
         self._engine, self._model, self._image = engine, model, image
-        self._tenants = count()
-        self._per_word = ask(engine, model, question("sample", SAMPLE), 2).prompt / SAMPLE
+        self._salts = count()
+        self._tokens_per_word = ask(engine, model, question("sample", SAMPLE), 2).prompt / SAMPLE
 
     def messages(self, tokens: int, asked: str, turns: Turns = ()) -> Messages:
-        """A document of about so many tokens, and a question behind it and earlier turns."""
-        opening: Any = document(f"document {tokens}", round(tokens / self._per_word))
+        """A document of about so many tokens, earlier turns, and the question `asked`."""
+        opening: Any = document(f"document {tokens}", round(tokens / self._tokens_per_word))
         if self._image:
             opening = [_picture(tokens), {"type": "text", "text": opening}]
         texts = [opening, "I have read it.", *(text for turn in turns for text in turn), asked]
@@ -67,7 +70,7 @@ class Subject:
         return ask(self._engine, self._model, messages, REPLY)
 
     def ask_cold(self, messages: Messages) -> Answer:
-        return ask(self._engine, self._model, messages, REPLY, f"cold {next(self._tenants)}")
+        return ask(self._engine, self._model, messages, REPLY, f"cold {next(self._salts)}")
 
 
 def _picture(seed: int) -> dict[str, Any]:
@@ -81,15 +84,16 @@ def _picture(seed: int) -> dict[str, Any]:
 
 
 def bench(plan: Plan, report: Report) -> Result:
-    """JSON-able. `report` gets what is measured; tables go to stderr."""
+    """Measure as planned. Returns values for JSON; `report` gets lines of progress, stderr tables.
+    Raises the errors of finding and loading a model, and of the engine."""
     result = surroundings("of the checkpoint") | {"ttft": [], "conversation": []}
     total = len(plan.models) * len(plan.sizes)
     for given in plan.models:
-        path, _, image = given.partition("+")
+        path = given.removesuffix("+image")
         folder, name = str(folder_of(path)), Path(given).name
         report(f"{name}: an engine starts, loads the model and times its passes")
         with separate_engine() as (engine, _):
-            subject = Subject(engine, folder, image=bool(image))
+            subject = Subject(engine, folder, image=path != given)
             for size in plan.sizes:
                 which = f"{len(result['ttft']) + 1} of {total}"
                 report(f"{which}: {name}, prompts of {size:,} tokens: cold, then repeated")
@@ -108,32 +112,34 @@ def bench(plan: Plan, report: Report) -> Result:
 
 
 def _first_tokens(subject: Subject, size: int) -> Result:
-    """Ratios compare medians: on a busy machine the fastest of a few says less. Of two cold runs
-    the faster counts."""
+    """One row of the first table. Ratios compare medians, because on a busy machine the fastest of
+    a few runs says less. Of the two cold runs, the faster counts."""
     first = subject.ask(subject.messages(size, QUESTION))
     questions = [f"And what is the weather {i} like in Paris today?" for i in range(TRIALS)]
     turns = [subject.messages(size, asked, [(QUESTION, first.text)]) for asked in questions]
     others = [subject.messages(size, asked) for asked in questions]
     repeats = [subject.ask(subject.messages(size, QUESTION)) for _ in range(TRIALS)]
-    next_turn, another = [subject.ask(turn) for turn in turns], [subject.ask(o) for o in others]
-    truth = subject.ask_cold(turns[0])
-    cold, repeat = min(first.first, truth.first), median(one.first for one in repeats)
-    checked = [*((one, first) for one in repeats), (next_turn[0], truth)]
+    next_turns = [subject.ask(messages) for messages in turns]
+    other_questions = [subject.ask(messages) for messages in others]
+    cold_turn = subject.ask_cold(turns[0])
+    cold, repeat = min(first.first, cold_turn.first), median(one.first for one in repeats)
+    pairs = [*((one, first) for one in repeats), (next_turns[0], cold_turn)]
     if size <= ALL_COLD:  # a third cold run of a longer prompt would cost too much
-        checked.append((another[0], subject.ask_cold(others[0])))
+        pairs.append((other_questions[0], subject.ask_cold(others[0])))
     return {
         "prompt_tokens": first.prompt,
         "cold_seconds": cold,
         "repeat_seconds": repeat,
         "repeat_cached": repeats[0].cached,
         "cold_over_repeat": round(cold / repeat, 2),
-        "next_turn": _hit(next_turn, cold),
-        "other_question": _hit(another, cold),
-        "same_answers": f"{sum(a.text == b.text for a, b in checked)}/{len(checked)}",
+        "next_turn": _hit(next_turns, cold),
+        "other_question": _hit(other_questions, cold),
+        "same_answers": f"{sum(a.text == b.text for a, b in pairs)}/{len(pairs)}",
     }
 
 
 def _hit(runs: Sequence[Answer], cold: float) -> Result:
+    """What these runs found in the prefix cache. `cold`: seconds to the first token without it."""
     first = median(one.first for one in runs)
     return {
         "cached": runs[0].cached,

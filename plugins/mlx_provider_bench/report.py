@@ -1,27 +1,24 @@
-"""The description of the machine in every benchmark, and the format of figures."""
+"""Parts of every benchmark's output: the description of the machine, and tables."""
 
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 Result = dict[str, Any]
-WIDTH = 150
-"""Columns of a table that goes to a file."""
+WIDTH = 150  # columns of a table that goes to a file
 
 
 def surroundings(dtype: str) -> Result:
+    """The device, its BLAS, and the load of this machine. `dtype`: of the weights, in words."""
     import mlx.core as mx
 
     from mlx_provider.commands import active_blas
     from mlx_provider.cores import cores
 
     return {
-        "device": str(mx.default_device()),
-        "blas": active_blas(),
-        "dtype": dtype,
-        "cores": cores(),
-        "load_average": round(os.getloadavg()[0], 2),
-    }
+        "device": str(mx.default_device()), "blas": active_blas(), "dtype": dtype,
+        "cores": cores(), "load_average": round(os.getloadavg()[0], 2),
+    }  # fmt: skip
 
 
 def print_rows(title: str, columns: Mapping[str, str], rows: Iterable[Result]) -> None:
@@ -50,6 +47,7 @@ def _at(row: Any, key: str) -> Any:
 
 
 def cell(value: object) -> str:
+    """A value in a table: four digits of a float, `-` for `None`."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return "-" if value is None else str(value)

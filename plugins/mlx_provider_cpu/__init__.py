@@ -1,4 +1,4 @@
-"""Kernels for CPUs that MLX's build does not optimise: all but Apple's."""
+"""Kernels in NumPy for CPUs that MLX's build does not optimise: all but Apple's."""
 
 import sys
 from collections.abc import Iterable

@@ -1,6 +1,7 @@
 """Attention in NumPy, because MLX's CPU build (0.32.4, x86-64) takes some 20 ns per exponential,
-NumPy 2 ns. Blocks of queries attend to the keys up to their positions, in place; the heads of a
-large call are divided among the cores."""
+NumPy 2 ns. Blocks of queries attend to the keys up to their positions; the heads of a large call
+are divided among the cores. In shapes: B rows, H query heads, Hk key heads, G = H / Hk, L queries,
+S keys, D values of a query or key, Dv of a value."""
 
 import ctypes
 import functools
@@ -20,6 +21,16 @@ from numpy.typing import NDArray
 from mlx_provider.cores import cores
 from mlx_provider.records import Part
 
+BLOCK = 1 << 18  # scores of one block: they fit into the cache of a core
+QUERIES = 16  # fewest queries of a block: fewer are not worth reading the keys
+PACKED = 16
+"""If the smaller side of a matrix is at least so many times the number of rows that the matrix is
+multiplied with, a product row by row is faster: BLAS then does not pack the matrix."""
+PARALLEL_SCORES = 1 << 16  # from so many on, the heads are divided among the cores
+MIN_SCORES = 1 << 12  # with fewer, waiting for the keys costs more than it saves
+Floats = NDArray[np.float32]
+Share = tuple[slice, ...]  # slices of rows, key heads, and query heads of each key head
+
 
 @functools.cache
 def limit_numpy_threads() -> None:
@@ -28,30 +39,16 @@ def limit_numpy_threads() -> None:
     ms then sometimes takes 180."""
     from threadpoolctl import ThreadpoolController
 
-    own = [one.filepath for one in ThreadpoolController().lib_controllers]
-    bundled = [path for path in own if "numpy.libs" in path]
+    paths = [library.filepath for library in ThreadpoolController().lib_controllers]
+    bundled = [path for path in paths if "numpy.libs" in path]
     ThreadpoolController().select(filepath=bundled).limit(limits=1)
-
-
-BLOCK = 1 << 18
-"""Scores of one block: fits into the cache of a core."""
-QUERIES = 16
-"""Fewest queries of a block: fewer are not worth reading the keys."""
-PACKED = 16
-"""Values of a key per query from which on a product is faster without packing the keys."""
-PARALLEL_SCORES = 1 << 16
-"""Scores from which on the heads are divided among the cores."""
-Share = tuple[slice, ...]
-"""Slices of rows, key heads, and query heads of each key head."""
-MIN_SCORES = 1 << 12
-"""Scores below which waiting for the keys costs more than it saves."""
 
 
 def applies(queries: mx.array, parts: Sequence[Part], options: Mapping[str, Any]) -> bool:
     """Whether `attend(queries, parts, **options)` is correct and faster. Not for sinks, quantised
-    or half-precision keys."""
+    or half-precision keys. Called for each layer in each pass."""
     (rows, heads, tokens, _), seen = queries.shape, 0
-    for part in parts:  # of each layer in each pass
+    for part in parts:
         arrays = (queries, part.keys, part.values)
         if not all(isinstance(x, mx.array) and x.dtype == mx.float32 for x in arrays):
             return False
@@ -73,8 +70,8 @@ def attend(queries: mx.array, parts: Sequence[Part], *, scale: float) -> mx.arra
     return mx.array(out)
 
 
-def _attend_part(part: Part, q: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """Scaled queries (B, H, L, D) into `out` (B, H, L, Dv)."""
+def _attend_part(part: Part, q: Floats, out: Floats) -> None:
+    """Write the result of scaled queries (B, H, L, D) into `out` (B, H, L, Dv)."""
     k, v = np.asarray(part.keys), np.asarray(part.values)
     B, H, L, _ = q.shape
     Hk, S = k.shape[1:3]
@@ -90,14 +87,9 @@ def _attend_part(part: Part, q: NDArray[np.float32], out: NDArray[np.float32]) -
 
 
 def _attend(
-    q: NDArray[np.float32],
-    k: NDArray[np.float32],
-    v: NDArray[np.float32],
-    causal: bool,
-    mask: NDArray[Any] | None,
-    out: NDArray[np.float32],
+    q: Floats, k: Floats, v: Floats, causal: bool, mask: NDArray[Any] | None, out: Floats
 ) -> None:
-    """Scaled queries (B, Hk, G, L, D) into `out` (B, Hk, G, L, Dv)."""
+    """Like `_attend_part`, with queries (B, Hk, G, L, D) and `out` (B, Hk, G, L, Dv)."""
     B, Hk, G, L, D = q.shape
     S = k.shape[2]
     transposed = k.swapaxes(-1, -2)
@@ -118,14 +110,15 @@ def _attend(
         out[:, :, :, start:stop] = mean.reshape(B, Hk, G, stop - start, -1)
 
 
-def _product(few: NDArray[np.float32], many: NDArray[np.float32]) -> NDArray[np.float32]:
-    """`few @ many`; row by row if `many` would be packed for too few rows."""
+def _product(few: Floats, many: Floats) -> Floats:
+    """`few @ many`; row by row if packing `many` is not worth it for so few rows."""
     if few.shape[-2] * PACKED > min(many.shape[-2:]):
         return few @ many
     return (few[..., None, :] @ many[..., None, :, :])[..., 0, :]
 
 
 def _shares(axes: tuple[int, int, int], scores: int) -> list[Share]:
+    """Divide the longest of the axes (B, Hk, G) among the cores, if there are enough scores."""
     everything = (slice(None),) * 3
     if scores < PARALLEL_SCORES:
         return [everything]
@@ -146,32 +139,33 @@ def _mask(mask: mx.array, Hk: int, H: int) -> NDArray[Any]:
 
 
 def _narrow(at: Share, shape: tuple[int, ...]) -> Share:
+    """The same share of an array of this shape, in which an axis of length 1 broadcasts."""
     return tuple(s if n > 1 else slice(None) for s, n in zip(at, shape, strict=False))
 
 
-def _apply(mask: NDArray[Any], scores: NDArray[np.float32]) -> None:
+def _apply(mask: NDArray[Any], scores: Floats) -> None:
     if mask.dtype == np.bool_:
         np.copyto(scores, np.finfo(np.float32).min, where=~mask)
     else:
         scores += mask
 
 
-def _hide_later(scores: NDArray[np.float32]) -> None:
-    """The last queries are the last positions."""
+def _hide_later(scores: Floats) -> None:
+    """A causal mask, where the queries are the last positions of the keys."""
     count = scores.shape[-2]
     scores[..., -count:] += _later(count)
 
 
 @functools.lru_cache(maxsize=8)
-def _later(count: int) -> NDArray[np.float32]:
+def _later(count: int) -> Floats:
     """To add to the scores of `count` queries with each other. Read-only."""
     hidden = np.triu(np.full((count, count), -np.inf, dtype=np.float32), 1)
     hidden.flags.writeable = False
     return hidden
 
 
-def _exponentials(scores: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Softmax over the last axis before its division, in place, and the divisor."""
+def _exponentials(scores: Floats) -> tuple[Floats, Floats]:
+    """Softmax over the last axis, in place, but not yet divided, and its divisor."""
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     return scores, scores.sum(axis=-1, keepdims=True)
@@ -183,7 +177,8 @@ _placed = threading.local()
 
 
 def on_cores(work: Callable[[T], None], shares: Sequence[T]) -> None:
-    """The first share runs in this thread. Raises the first error, after all have ended.
+    """Call `work` with each share, on a core of its own; with the first one in this thread. Raises
+    the first error, after all calls have ended.
 
     If no core is idle, Linux runs a woken thread on the core of its waker, and the threads of MLX's
     BLAS spin between two products. So each of our threads stays off the core of the thread that
@@ -198,8 +193,8 @@ def on_cores(work: Callable[[T], None], shares: Sequence[T]) -> None:
         work(first)
     finally:
         wait(running)
-    for one in running:
-        one.result()
+    for future in running:
+        future.result()
 
 
 @functools.cache

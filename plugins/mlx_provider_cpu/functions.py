@@ -1,6 +1,6 @@
-"""The functions of upstream's models that NumPy replaces, named by the module that defines them
-(mlx 0.32.4, mlx-lm 0.32.2, mlx-vlm 0.7.10). Small arrays, and those not float32, go to the
-original. Activations are evaluated at once, by the formulas of `mlx.nn`."""
+"""The functions of upstream's models that NumPy replaces (mlx 0.32.4, mlx-lm 0.32.2, mlx-vlm
+0.7.10): `REPLACEMENTS` lists them by the module that defines them. Small arrays, and those not
+float32, go to the original. Activations are evaluated at once, by the formulas of `mlx.nn`."""
 
 import math
 from collections.abc import Callable
@@ -15,8 +15,7 @@ from mlx_provider.records import Function, Parts, parts_of
 
 from . import attention
 
-WORTH = 1 << 13
-"""Elements below which synchronisation costs more than it saves."""
+WORTH = 1 << 13  # with fewer elements, synchronisation costs more than it saves
 
 
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
@@ -55,18 +54,17 @@ def _silu(x: mx.array) -> NDArray[np.float32]:
 
 
 PARAMETERS = ("scale", "mask", "sinks")
-"""Of upstream's `scaled_dot_product_attention`, after the cache."""
+"""The parameters of upstream's `scaled_dot_product_attention` after `cache`."""
 
 
 def _elementwise(ours: Function) -> Callable[[Function], Function]:
+    """For a function of arrays of one shape: call `ours` where that is correct and faster."""
+
     def make(original: Function) -> Function:
         def call(*arrays: mx.array) -> Any:
-            first = arrays[0]
-            if first.size < WORTH or any(
-                a.dtype != mx.float32 or a.shape != first.shape for a in arrays
-            ):
-                return original(*arrays)
-            return ours(*arrays)
+            shape = arrays[0].shape
+            fits = (array.dtype == mx.float32 and array.shape == shape for array in arrays)
+            return ours(*arrays) if arrays[0].size >= WORTH and all(fits) else original(*arrays)
 
         return call
 
@@ -74,7 +72,7 @@ def _elementwise(ours: Function) -> Callable[[Function], Function]:
 
 
 def _attention(original: Function) -> Function:
-    """Attends several caches per call, because each alone may be too small."""
+    """Attends to several caches (`Parts`) in one call, because each alone may be too small."""
 
     def call(
         queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **kwargs: Any
@@ -82,13 +80,11 @@ def _attention(original: Function) -> Function:
         named = dict(zip(PARAMETERS, args, strict=False)) | kwargs
         parts = parts_of(keys, values, named.pop("mask", None))
         if isinstance(keys, Parts) and keys.isolated:
-            each = zip(parts, keys.runs, strict=True)
-            return mx.concatenate(
-                [
-                    call(p.select(queries), *p[:2], run.cache, **named, mask=p.mask)
-                    for p, run in each
-                ]
-            )
+            outputs = [
+                call(part.select(queries), *part[:2], run.cache, **named, mask=part.mask)
+                for part, run in zip(parts, keys.runs, strict=True)
+            ]
+            return mx.concatenate(outputs)
         if attention.applies(queries, parts, named):
             return attention.attend(queries, parts, **named)
         return original(queries, keys, values, cache, *args, **kwargs)
@@ -98,11 +94,7 @@ def _attention(original: Function) -> Function:
 
 def _vision_attention(original: Function) -> Function:
     def call(
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        scale: float,
-        mask: mx.array | None = None,
+        queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any = None
     ) -> Any:
         parts = parts_of(keys, values, mask)
         if attention.applies(queries, parts, {"scale": scale}):
@@ -112,8 +104,8 @@ def _vision_attention(original: Function) -> Function:
     return call
 
 
+# upstream takes its result's dtype from `hidden`; here all are float32
 PRECISE = _elementwise(lambda hidden, gate, x: swiglu(gate, x))
-"""Upstream takes its result's dtype from `hidden`; here all are float32."""
 REPLACEMENTS = (
     Replacement("mlx.nn.layers.activations", "gelu_approx", _elementwise(gelu_tanh)),
     Replacement("mlx_lm.models.activations", "precise_swiglu", PRECISE),

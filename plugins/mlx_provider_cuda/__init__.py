@@ -1,4 +1,4 @@
-"""Products and attention in the forms that MLX's CUDA kernels compute fast."""
+"""Kernels for NVIDIA GPUs: products and attention in the forms that MLX computes fast there."""
 
 from collections.abc import Iterable
 
@@ -22,8 +22,8 @@ PATCHES = (
 
 
 def matches(device: str, precision: str) -> bool:
-    """CUDA alone: Metal makes one matrix of all rows by itself, if they are contiguous (mlx 0.32.4,
-    backend/metal/quantized.cpp, `non_batched`)."""
+    """CUDA alone, in any precision. Metal makes one matrix of all rows by itself, if they are
+    contiguous (mlx 0.32.4, backend/metal/quantized.cpp, `non_batched`)."""
     return device == "cuda"
 
 

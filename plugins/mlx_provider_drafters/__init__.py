@@ -10,6 +10,8 @@ mlx_provider_api = 1
 
 
 class ForcedText:
+    """Drafts nothing itself: with any drafter, the core drafts the text that a grammar forces."""
+
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
         return [() for _ in rows]
 
@@ -43,13 +45,14 @@ def mlx_drafters() -> Iterator[Drafter]:
 
 
 def refuses_model(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
+    """Why the smaller model in `options` cannot draft for `model`; empty: it can."""
     from .draft_model import refusal
 
     return refusal(folder, options.model, options.room)
 
 
 def start_model(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
-    """Raises `BadRequest` if its caches cannot remove tokens."""
+    """Load the smaller model. Raises `BadRequest` if its caches cannot remove tokens."""
     from .draft_model import load_draft_model
 
     return load_draft_model(
@@ -58,6 +61,7 @@ def start_model(folder: Path, model: LoadedModel, options: DraftOptions) -> Draf
 
 
 def kept_by_model(drafting: Drafting) -> int:
+    """Maximum bytes of the smaller model's caches."""
     from .draft_model import DraftModel
 
     return drafting.kv_bytes if isinstance(drafting, DraftModel) else 0

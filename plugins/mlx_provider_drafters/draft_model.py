@@ -1,7 +1,7 @@
-"""A smaller model that drafts for a larger one: greedily, with one pass of all rows per draft. It
-reads up to `LONGEST` of a row's last tokens, in pieces between the larger model's steps, into a
-cache that can remove rejected ones. Rows that exceed `KV_BYTES` get no drafts until another row has
-ended."""
+"""A smaller model that drafts for a larger one: greedily, with one pass of all rows for each draft
+of a row. It reads up to `LONGEST` of a row's last tokens, in pieces between the larger model's
+steps, into a cache that can remove rejected drafts. Rows whose caches would exceed `KV_BYTES` get
+no drafts until another row has ended."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -20,20 +20,19 @@ from mlx_provider.records import DeviceTokens, DraftRow
 
 from .prompt_scoring import ScoringModel, token_bytes
 
-LONGEST = 4096
-"""Last tokens of a row that are read."""
-MIN_WINDOW_TOKENS = 256
-AHEAD = 8
-"""Tokens that one call adds: a row's new one and its drafts."""
-PIECE = 256
-"""Prompt tokens per call: about a step of the larger model."""
-KV_BYTES = 2**31
-"""Limit of all rows' caches; one row always has one."""
+LONGEST = 4096  # last tokens of a row that are read
+MIN_WINDOW_TOKENS = 256  # with a shorter window, a model does not draft
+AHEAD = 8  # tokens that one call adds: a row's new one and its drafts
+PIECE = 256  # prompt tokens per call: about a step of the larger model
+KV_BYTES = 2**31  # limit of all rows' caches; the cache of one row is always allowed
+KV_SHARE = 4  # these caches take at most 1/4 of the memory for a draft model and its rows
+AGREED = 0.99  # least share of tokens with equal ids in both models: releases differ in a few
+NONE_GIVEN = "it needs a smaller model of the same vocabulary: name its folder (draft_model)"
 
 
 def longest(cache: Sequence[Any]) -> int:
-    """Length up to which the last tokens can be removed from every layer: from a window, until it
-    has wrapped (mlx_lm/models/cache.py 0.32.2). 0: never."""
+    """Number of tokens, at most `LONGEST`, up to which this row cache can remove its last ones. A
+    window can until it has wrapped (mlx_lm/models/cache.py 0.32.2). 0: it never can."""
     kinds = {type(layer) for layer in cache}
     windows = [layer.max_size for layer in cache if isinstance(layer, RotatingKVCache)]
     least = min([LONGEST, *windows])
@@ -41,27 +40,29 @@ def longest(cache: Sequence[Any]) -> int:
 
 
 class RowContext:
+    """The smaller model's cache for one row, and the tokens in it."""
+
     def __init__(self, cache: list[Any]) -> None:
         self.cache = cache
-        self.begin = 0
-        """Index in the row of the cache's first token."""
-        self.known = 0
-        """Tokens of the row, from its first on, that need no reading."""
+        self.begin = 0  # index in the row of the cache's first token
+        self.known = 0  # tokens of the row, from its first on, that need no reading
         self.guessed: Sequence[int] = ()
-        """Tokens in the cache after the known ones, and one more."""
+        """The last drafts. All but the last one are in the cache, after the known tokens."""
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Keep the accepted guesses. The row's last token must be read (again)."""
+        """Keep the drafts that the row (`tokens`) has accepted, and remove the others. The row's
+        last token is not known afterwards: it must be read (again)."""
         cached = max(0, len(self.guessed) - 1)
         new = tokens[self.known : self.known + cached]
         pairs = enumerate(zip(new, self.guessed, strict=False))
         accepted = next((i for i, (token, guess) in pairs if guess != token), len(new))
-        stay = min(self.known + accepted, len(tokens) - 1)
+        known = min(self.known + accepted, len(tokens) - 1)
         for layer in self.cache:
-            layer.trim(self.known + cached - stay)
-        self.known, self.guessed = stay, ()
+            layer.trim(self.known + cached - known)
+        self.known, self.guessed = known, ()
 
     def start_again(self, cache: list[Any], begin: int) -> None:
+        """Continue with an empty cache, from the token at index `begin` on."""
         self.cache, self.begin, self.known, self.guessed = cache, begin, begin, ()
 
 
@@ -69,6 +70,8 @@ DraftedRow = tuple[DraftRow, RowContext]
 
 
 class DraftModel(ScoringModel):
+    """The drafter `model`, a `Drafting`. `kv_bytes`: the maximum of its caches."""
+
     def __init__(
         self, model: TextModel, vocab: int, *, context: int | None = None, kv_bytes: int = KV_BYTES
     ) -> None:
@@ -89,15 +92,16 @@ class DraftModel(ScoringModel):
                 left -= self._read(row, context, left)
                 if len(row.tokens) - context.known <= AHEAD:
                     ready.append((row, context))
-        ready.sort(key=lambda guess: -guess[0].wanted)
-        parts = [ready] if self._together else [[row] for row in ready]
-        guesses = {name: drafts for part in parts for name, drafts in self._guess(part).items()}
+        ready.sort(key=lambda drafted: -drafted[0].wanted)
+        parts = [ready] if self._together else [[drafted] for drafted in ready]
+        drafts = {row_id: found for part in parts for row_id, found in self._guess(part).items()}
         return [
-            () if context is None else guesses.get(id(row))
+            () if context is None else drafts.get(id(row))
             for row, context in zip(rows, contexts, strict=True)
         ]
 
     def _context_of(self, row: DraftRow) -> RowContext | None:
+        """The row's context, without rejected drafts. `None`: no memory for another one."""
         context: RowContext | None = row.state
         if context is None:
             if len(self._contexts) >= self._max_contexts:
@@ -110,7 +114,7 @@ class DraftModel(ScoringModel):
         return context
 
     def _read(self, row: DraftRow, context: RowContext, most: int) -> int:
-        """Read the tokens before those of the first guess."""
+        """If more than `AHEAD` tokens are unread, read up to `most` of them. Returns how many."""
         gap = len(row.tokens) - context.known
         count = min(gap - 1, most) if gap > AHEAD else 0
         if count:
@@ -122,7 +126,7 @@ class DraftModel(ScoringModel):
         return count
 
     def _guess(self, ready: Sequence[DraftedRow]) -> dict[int, DeviceTokens]:
-        """Rows with the most drafts first."""
+        """Drafts by `id(row)`. `ready`: rows with the most drafts first."""
         if not ready:
             return {}
         contexts = [context for _, context in ready]
@@ -134,7 +138,7 @@ class DraftModel(ScoringModel):
             guesses.append(self._best(going, guesses[-1][: len(going)], [1] * len(going)))
         found = {}
         for i, (row, context) in enumerate(ready):
-            drafts = mx.concatenate([drafted[i : i + 1] for drafted in guesses[: row.wanted]])
+            drafts = mx.concatenate([guess[i : i + 1] for guess in guesses[: row.wanted]])
             found[id(row)] = DeviceTokens(drafts)
             context.known, context.guessed = len(row.tokens), found[id(row)]
         return found
@@ -165,13 +169,6 @@ class DraftModel(ScoringModel):
         return self._model.decode(known, packed, positions, last)
 
 
-AGREED = 0.99
-"""Share of all tokens with equal ids in both models: releases of one line differ in a few."""
-NONE_GIVEN = "it needs a smaller model of the same vocabulary: name its folder (draft_model)"
-KV_SHARE = 4
-"""Rows' caches take at most 1/4 of the memory for a draft model and its rows."""
-
-
 def refusal(folder: Path, draft: Path | None, room: int | None = None) -> str:
     """Why the model in `draft` cannot draft for `folder`; empty: it can. `room`: bytes."""
     if draft is None:
@@ -190,7 +187,8 @@ def refusal(folder: Path, draft: Path | None, room: int | None = None) -> str:
 def load_draft_model(
     draft: Path | None, vocab: int, room: int | None = None, *, scores: bool = False
 ) -> ScoringModel:
-    """`vocab`: of the larger model. `scores`: it only scores prompts. Raises `BadRequest`."""
+    """`vocab`: of the larger model. `room`: bytes; `None`: no limit. `scores`: a model that can
+    only score prompts is accepted. Raises `BadRequest` for a model that cannot draft."""
     if draft is None:
         raise BadRequest(NONE_GIVEN, param="draft_model")
     model = load_text(draft, LoadOptions(dtype=_dtype(draft, room)))
@@ -231,6 +229,7 @@ def vocabulary(folder: Path) -> dict[str, int]:
 
 
 def _unlike(some: dict[str, int], others: dict[str, int]) -> str:
+    """Why two vocabularies are too different; empty: they are not."""
     most = max(len(some), len(others))
     agreed = len(some.items() & others.items())
     if agreed >= AGREED * most:

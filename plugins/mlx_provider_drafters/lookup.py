@@ -1,7 +1,7 @@
 """Prompt lookup: drafts the tokens that followed the same text earlier in prompt or reply. One
 draft after a match of `MIN_MATCH_TOKENS` tokens, one more for each further token. Measured on
-rewritten files of this project: 5.8 tokens a pass, 96 % of drafts accepted; always seven drafts:
-6.0 tokens and 16 %. In text without quotations, one of eight passes has drafts, 40 % accepted."""
+rewritten files of this project: 5.8 tokens per pass, 96 % of drafts accepted. Always seven drafts:
+6.0 tokens, 16 %. In text without quotations, one pass in eight has drafts, 40 % are accepted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,25 +11,26 @@ from numpy.typing import NDArray
 
 from mlx_provider.records import DraftRow
 
-MIN_MATCH_TOKENS = 3
-"""Most pairs in prose have another continuation."""
-LONGEST = 32
-"""Longer matches count as equal."""
-LOOKS = 64
-"""Places that a search compares, the last ones after the same `MIN_MATCH_TOKENS` tokens."""
-FIRST = 1024
+MIN_MATCH_TOKENS = 3  # most pairs of tokens in prose have another continuation
+LONGEST = 32  # tokens; longer matches count as equal
+LOOKS = 64  # places that a search compares: the last ones after the same `MIN_MATCH_TOKENS`
+FIRST = 1024  # tokens for which a `Text` has room at first
+PIECE = 1 << 15  # tokens that one call of `propose` reads: some milliseconds
 
 Tokens = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Match:
+    """An earlier occurrence of the last `length` tokens; the token after it is at `place`."""
+
     place: int
-    """Position of the token after the earlier occurrence."""
     length: int
 
 
 class Text:
+    """The tokens of a row so far (`size`), prompt and reply."""
+
     def __init__(self) -> None:
         self.size = 0
         self._tokens: Tokens = np.empty(FIRST, np.int32)
@@ -47,11 +48,12 @@ class Text:
         self._tokens[start : self.size] = tokens
 
     def says(self, place: int, count: int) -> bool:
+        """Whether the `count` tokens from `place` on are the text's last ones."""
         end = self.size
         return bool((self._tokens[place : place + count] == self._tokens[end - count : end]).all())
 
     def longest(self) -> Match | None:
-        """The match of the text's end with its newest longest earlier occurrence."""
+        """The longest match of the text's end, the newest of several. `None`: all are too short."""
         if self.size < MIN_MATCH_TOKENS:
             return None
         places = np.flatnonzero(self._tokens[: self.size - 1] == self._tokens[self.size - 1]) + 1
@@ -69,23 +71,23 @@ class Text:
         return Match(int(places[first]), int(lengths[first]))
 
     def follows(self, place: int, count: int) -> list[int]:
-        """Beyond the end of the text, tokens repeat."""
+        """`count` tokens from `place` on. If the text ends before, these tokens repeat."""
         found: list[int] = self._tokens[place : min(self.size, place + count)].tolist()
         period = len(found)
         return [found[i % period] for i in range(count)]
 
 
-PIECE = 1 << 15
-"""Tokens per call: some milliseconds."""
-
-
 @dataclass
 class Source:
+    """What is known of one row: its text, and the match of its end."""
+
     text: Text = field(default_factory=Text)
     match: Match | None = None
 
 
 class Lookup:
+    """The drafter `lookup`, a `Drafting`."""
+
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int] | None]:
         left = PIECE
         found = []

@@ -18,11 +18,10 @@ from mlx_provider.families.layers import watch_attention
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import DraftRow
 
-LOOKS = 8
-"""Queries of the score: the prompt's last token, and the written ones."""
+LOOKS = 8  # queries of the score: the prompt's last token, and the written ones
 PIECE, SHALLOW, MIN_CHUNK_TOKENS = 512, 4096, 128
-"""Passes have `PIECE` tokens up to the depth `SHALLOW`, and half as many each time the depth has
-doubled, because attention dominates there. Below the minimum, reading the weights would."""
+"""A pass has `PIECE` tokens up to the depth `SHALLOW`, and half as many each time the depth has
+doubled, as attention takes most time there. Below the minimum, reading the weights would."""
 
 
 def watched_layers(cache: Sequence[Any]) -> list[Any]:
@@ -31,6 +30,7 @@ def watched_layers(cache: Sequence[Any]) -> list[Any]:
 
 
 def piece(start: int) -> int:
+    """Maximum tokens of the pass that begins after `start` tokens."""
     depth, size = SHALLOW, PIECE
     while start >= depth and size > MIN_CHUNK_TOKENS:
         depth, size = 2 * depth, size // 2
@@ -38,7 +38,7 @@ def piece(start: int) -> int:
 
 
 def passes(tokens: int) -> list[tuple[int, int]]:
-    """(tokens, tokens before them) of each pass."""
+    """(tokens, tokens before them) of each pass that scores a prompt of `tokens` tokens."""
     found, start = [], 0
     while start < tokens - 1:
         found.append((min(piece(start), tokens - 1 - start), start))
@@ -64,7 +64,7 @@ class ScoringModel:
 
     @property
     def scored_token_bytes(self) -> int:
-        """In the layers that hold every token."""
+        """Bytes in the layers that hold every token."""
         return token_bytes(self._model, KVCache)
 
     def scoring(self, tokens: Sequence[int]) -> PromptScoring:
@@ -72,6 +72,7 @@ class ScoringModel:
 
 
 def token_bytes(model: TextModel, *kinds: type) -> int:
+    """Bytes of a token in the cache's layers of these classes. Runs the model on one token."""
     cache = model.make_cache()
     mx.eval(model.prefill(PrefillChunk(Prompt([0]), 0, 1, cache)))
     kept = [layer for layer in cache if type(layer) in kinds]
@@ -79,18 +80,19 @@ def token_bytes(model: TextModel, *kinds: type) -> int:
 
 
 class PromptScoring:
+    """A `Scoring` of one prompt. `shared`: size of the common vocabulary."""
+
     def __init__(self, model: TextModel, tokens: Sequence[int], shared: int) -> None:
         last = model.info.vocab_size - 1
         self._tokens = [min(token, last) for token in tokens]
-        self._model = model
-        self._shared = shared
+        self._model, self._shared = model, shared
         self._cache = model.make_cache()
         self._known = 0
-        self._looks: list[mx.array] = []
-        """Attention per query to each token, (tokens,)."""
+        self._looks: list[mx.array] = []  # for each query, the attention to each token, (tokens,)
         self._next = mx.array(self._tokens[-1:])
 
     def advance(self) -> NDArray[np.float32] | None:
+        """Run one pass. Returns the scores, (tokens,), after the last pass, and `None` before."""
         left = len(self._tokens) - 1 - self._known
         if left > 0:
             self._read(min(left, piece(self._known)))
@@ -116,9 +118,10 @@ class PromptScoring:
 
 
 class Look:
+    """The attention of one query, from all layers."""
+
     def __init__(self, tokens: int) -> None:
-        self.most = mx.zeros(tokens)
-        """Maximum of all heads so far, (tokens,)."""
+        self.most = mx.zeros(tokens)  # maximum of all heads so far, (tokens,)
 
     def add(self, queries: mx.array, keys: mx.array, cache: Any, scale: float) -> None:
         """Add one layer, if it holds every token: queries (1, H, 1, D), keys (1, Hk, S, D)."""

@@ -1,4 +1,4 @@
-"""`mlx-provider eval`: find the model, parser and options that answer best on a machine."""
+"""The command `mlx-provider eval`: find the model, parser and options that answer best."""
 
 from __future__ import annotations
 

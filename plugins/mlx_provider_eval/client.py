@@ -6,15 +6,16 @@ from typing import Any
 
 from .subjects import LoadedSubject
 
-REPLY_TIMEOUT = 3600.0
-"""Seconds. A long prompt is slow on a small machine."""
+REPLY_TIMEOUT = 3600.0  # seconds; a long prompt is slow on a small machine
 
 
 @dataclass(frozen=True)
 class ReplyCall:
+    """A call in a reply."""
+
     id: str
     name: str
-    arguments: str
+    arguments: str  # as the model wrote them; JSON if all went well
 
     def as_json(self) -> dict[str, str]:
         return {"name": self.name, "arguments": self.arguments}
@@ -22,21 +23,25 @@ class ReplyCall:
 
 @dataclass(frozen=True)
 class Reply:
+    """A whole reply; of a failed request, only `failure` is set."""
+
     text: str = ""
     reasoning: str = ""
     calls: tuple[ReplyCall, ...] = ()
-    finish: str = ""
+    finish: str = ""  # the finish reason
     prompt_tokens: int = 0
-    skipped_tokens: int = 0
+    skipped_tokens: int = 0  # tokens of the prompt that sparse prefill left out
     completion_tokens: int = 0
     failure: str = ""
 
     def message(self) -> dict[str, Any]:
+        """The reply as a message of the next request."""
         calls = [{"id": c.id, "type": "function", "function": c.as_json()} for c in self.calls]
         message = {"role": "assistant", "content": self.text}
         return {**message, "tool_calls": calls} if calls else message
 
     def as_json(self) -> dict[str, Any]:
+        """The reply for the result, without its tokens and without empty parts."""
         calls = [call.as_json() for call in self.calls]
         optional = {"reasoning": self.reasoning, "calls": calls, "failure": self.failure}
         present = {name: value for name, value in optional.items() if value}
@@ -44,31 +49,26 @@ class Reply:
 
 
 class Client:
+    """Sends greedy requests to one subject, until `close`. `body`: further fields of each."""
+
     def __init__(self, loaded: LoadedSubject, max_tokens: int, body: Mapping[str, Any]) -> None:
-        """`body`: further fields of every request."""
         import openai
 
         self._proxy = loaded.gateway.proxy
         self._body: dict[str, Any] = {
-            "model": loaded.name,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "extra_body": dict(body),
-        }
+            "model": loaded.name, "max_tokens": max_tokens, "temperature": 0, "stream": True,
+            "stream_options": {"include_usage": True}, "extra_body": dict(body),
+        }  # fmt: skip
+        direct = openai.DefaultHttpxClient(trust_env=False)  # loopback needs no proxy
         self._openai = openai.OpenAI(
-            base_url=f"{self._proxy.url}/v1",
-            api_key=self._proxy.key,
-            max_retries=0,
-            timeout=REPLY_TIMEOUT,
-            http_client=openai.DefaultHttpxClient(trust_env=False),  # loopback needs no proxy
-        )
+            base_url=f"{self._proxy.url}/v1", api_key=self._proxy.key, max_retries=0,
+            timeout=REPLY_TIMEOUT, http_client=direct,
+        )  # fmt: skip
         self.close = self._openai.close
 
     def ask(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> Reply:
-        """One reply; of a request that fails, one with a `failure`. Raises `EngineUnavailable`
-        with the log's last lines if the gateway has ended."""
+        """The reply to one request with the fields `more`. If the request fails, the reply has a
+        `failure`. Raises `EngineUnavailable` with the log's last lines if the proxy has ended."""
         import openai
 
         body = {**self._body, "messages": list(messages), **more}
@@ -78,13 +78,13 @@ class Client:
             return Reply(failure=f"HTTP {error.status_code}: {error.message[:500]}")
         except openai.APIError as error:
             if self._proxy.process.poll() is not None:
-                self._proxy.wait_ready()
+                self._proxy.wait_ready()  # raises
             return Reply(failure=f"{type(error).__name__}: {error.message[:500]}")
 
 
 def _assemble(chunks: Iterable[Any]) -> Reply:
     text = reasoning = finish = ""
-    counts = (0, 0, 0)
+    counts = (0, 0, 0)  # tokens: of the prompt, skipped, of the reply
     calls: dict[int, list[str]] = {}
     for chunk in chunks:
         for choice in chunk.choices:

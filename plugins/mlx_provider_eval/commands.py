@@ -1,4 +1,5 @@
-"""The commands of `eval`. Each imports its modules when it runs."""
+"""The commands of `eval`. Each imports its modules when it runs, makes a plan (`ToolCalls` or
+`Needles`), and measures one subject after the other: a model with options."""
 
 from __future__ import annotations
 
@@ -15,9 +16,7 @@ if TYPE_CHECKING:
     from .subjects import Result
     from .tools import ToolCalls
 
-WIDTH = 150
-"""Columns of a table that goes to a file."""
-
+WIDTH = 150  # columns of a table that goes to a file
 HELP = "Find the model, parser and options that answer best on this machine."
 evaluate = typer.Typer(no_args_is_help=True, help=HELP)
 Models = Annotated[list[str], typer.Argument(metavar="MODEL...", help="Hub ids, folders, or demo.")]
@@ -99,15 +98,12 @@ def _object(written: str) -> dict[str, Any]:
 
 
 def _run(
-    context: typer.Context,
-    plan: ToolCalls | Needles,
-    models: list[str],
-    options: list[str],
+    context: typer.Context, plan: ToolCalls | Needles, models: list[str], options: list[str],
     out: typer.FileTextWrite | None,
-) -> None:
-    """Measure subject after subject until a signal, and print. Exit code 1: nothing was measured.
-    Raises all errors of the input before the start; `EngineUnavailable` if the gateway has ended.
-    """
+) -> None:  # fmt: skip
+    """Measure each subject, write all results to `out` after each, and print a table at the end.
+    Exit code 1: nothing was measured. Raises all errors of the input before the start, and
+    `EngineUnavailable` if the gateway has ended."""
     from rich.console import Console
 
     from mlx_provider.commands import PluginRegistry, long_command
@@ -122,15 +118,16 @@ def _run(
         closing(load_subjects(subjects, progress)) as stages,
     ):
         for stage in stages:
-            done = stage if isinstance(stage, dict) else plan.measure(stage, progress)
-            found.append(done)
+            # a dictionary says why the subject did not load
+            found.append(stage if isinstance(stage, dict) else plan.measure(stage, progress))
             if out is not None:
                 head = {"eval": plan.name, **describe_run(), **plan.as_json()}
                 out.seek(0)
                 json.dump({**head, "subjects": found}, out, indent=1, ensure_ascii=False)
                 out.flush()
-    for skipped in (result for result in found if "skipped" in result):
-        typer.echo(f"{skipped['label']}: not measured: {skipped['skipped']}", err=True)
+    for result in found:
+        if "skipped" in result:
+            typer.echo(f"{result['label']}: not measured: {result['skipped']}", err=True)
     measured = [result for result in found if "skipped" not in result]
     if not measured:
         raise typer.Exit(1)

@@ -1,5 +1,6 @@
-"""`mlx-provider eval needle`: facts that a model finds, by length of the prompt and depth. A long
-prompt is a report of different sentences. One of them tells a code, for which the end asks."""
+"""`mlx-provider eval needle`: whether a model finds a fact, by length of the prompt and depth of
+the fact. A prompt is a report of different sentences. One of them tells the code of a locker, and
+the question at the end asks for this code. A cell is one length and depth, asked several times."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,13 +34,13 @@ COLOURS = ("red", "green", "blue", "white", "yellow", "grey")
 CODE = "The code of the {colour} locker is {code}."
 OPENING = "Read this report. At its end there is a question about it.\n\n"
 QUESTION = "\n\nWhat is the code of the {colour} locker? Answer with the code alone."
-DEPTHS = (0, 25, 50, 75, 100)
-"""Percent of the prompt before the fact."""
+DEPTHS = (0, 25, 50, 75, 100)  # percent of the prompt before the fact
 
 
 def document(depth: float, seed: int, length: int, sentences: int) -> Messages:
-    """`depth`: from 0 to 1. Another `seed` has another code. Prompts of other depths, seeds or
-    lengths begin differently, so that no prefix cache has them."""
+    """A prompt of so many sentences, with a fact after a share `depth` (0 to 1) of them. `seed`
+    decides the code. Each depth, seed and `length` (any number) gives other sentences, so that no
+    prefix cache has them."""
     dice = random.Random(f"{depth} {seed} {length}")  # noqa: S311
     parts = [_sentence(dice) for _ in range(sentences)]
     colour, code = locker(seed)
@@ -57,7 +58,7 @@ def _sentence(dice: random.Random) -> str:
 
 
 def locker(seed: int) -> tuple[str, str]:
-    """Its colour, and a code of six digits. All other numbers in the text are shorter."""
+    """The colour of a locker, and a code of six digits; all other numbers are shorter."""
     dice = random.Random(f"locker {seed}")  # noqa: S311
     return dice.choice(COLOURS), str(dice.randint(100_000, 999_999))
 
@@ -65,9 +66,9 @@ def locker(seed: int) -> tuple[str, str]:
 def longest_prompt(
     build: Callable[[int], Messages], count: Callable[[Messages], int], tokens: int, near: int = 64
 ) -> tuple[Messages, int, int]:
-    """A prompt of nearly a number of tokens, and not more: its messages, tokens and parts. `near`:
-    parts of a prompt with about that length, as the start of the search. A prompt without any part
-    can be longer."""
+    """The messages of a prompt with nearly `tokens` tokens, the number of its tokens, and that of
+    its parts. `build` makes a prompt of so many parts, and `count` counts its tokens. The search
+    begins at `near` parts. Only a prompt without parts can have more than `tokens`."""
     least, parts = count(build(0)), max(1, near)
     for _ in range(4):
         each = max(1.0, (count(build(parts)) - least) / parts)
@@ -78,16 +79,18 @@ def longest_prompt(
 
 
 def lengths(least: int, limit: int) -> list[int]:
+    """The lengths to measure: `least`, doubled as often as it is below `limit`, and `limit`."""
     doubled = takewhile(lambda length: length < limit, (least << power for power in range(64)))
     return [*doubled, limit]
 
 
 @dataclass(frozen=True)
 class Needles:
-    least: int = 1024
-    limit: int | None = None
-    """Tokens of the longest prompt; `None`: the limit of model and memory."""
-    needles: int = 3
+    """The plan of `eval needle`."""
+
+    least: int = 1024  # tokens of the shortest prompt
+    limit: int | None = None  # tokens of the longest; `None`: the limit of model and memory
+    needles: int = 3  # requests of a cell, each with another code
     max_tokens: int = 64
     body: Mapping[str, Any] = field(default_factory=dict)
     name: ClassVar[str] = "needle"
@@ -96,6 +99,7 @@ class Needles:
         return {**asdict(self), "depths": DEPTHS}
 
     def measure(self, loaded: LoadedSubject, progress: Progress) -> Result:
+        """The result of one subject: its `cells`, or why it was `skipped`."""
         limit, why = self.find_limit(loaded)
         if limit < 1:
             reason = f"{why} leaves no room for a prompt beside --max-tokens {self.max_tokens}"
@@ -105,9 +109,10 @@ class Needles:
         return {**loaded.as_json(), "limit": limit, "limited_by": why, "cells": cells}
 
     def find_limit(self, loaded: LoadedSubject) -> tuple[int, str]:
-        context, own = loaded.status.context_length, self.max_tokens + 1
+        """Tokens of the longest prompt, and what limits it."""
+        context, rest = loaded.status.context_length, self.max_tokens + 1
         memory = context_in_memory(loaded.subject.model, context)
-        bounds = [(context - own, "the model's context"), (memory - own, "this machine's memory")]
+        bounds = [(context - rest, "the model's context"), (memory - rest, "this machine's memory")]
         if self.limit is not None:
             bounds.append((self.limit, "--limit"))
         return min(bounds, key=lambda bound: bound[0])
@@ -135,6 +140,7 @@ class Needles:
                 yield {"length": length, "depth": depth, **_cell(asked)}
 
     def report(self, found: Sequence[Result]) -> Table:
+        """A table with the found codes of each subject."""
         caption = Text("\n".join(map(_reach, found)))
         table = Table(title="found, by depth of the fact", title_justify="left", caption=caption)
         table.caption_justify = "left"
@@ -151,6 +157,7 @@ class Needles:
 
 
 def _cell(asked: Sequence[tuple[int, str, Reply]]) -> Result:
+    """The result of one cell. `asked`: tokens, code and reply of each request."""
     wrong = [(answer, reply) for _, answer, reply in asked if answer not in reply.text]
     return {
         "tokens": max(tokens for tokens, _, _ in asked),
@@ -172,6 +179,7 @@ def _score(cell: Result) -> str:
 
 
 def _reach(subject: Result) -> str:
+    """The length up to which no code was missed, in words."""
     reach = 0
     for row in _rows(subject):
         if any(cell["found"] < cell["asked"] for cell in row):

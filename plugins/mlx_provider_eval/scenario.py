@@ -1,5 +1,5 @@
-"""Requests to a model with tools, and the replies that they expect, from YAML. Expected arguments
-are values or matchers such as `{$in: [a, b]}`: docs/evaluation.md lists them."""
+"""Scenarios in YAML: requests with tools, and the replies that they expect. Expected arguments are
+values or matchers such as `{$in: [a, b]}`: docs/evaluation.md lists them."""
 
 import ast
 import hashlib
@@ -16,9 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from mlx_provider.errors import BadRequest
 
 SHIPPED = Path(__file__).with_name("scenarios")
-TOOLS = "tools.yaml"
-Call = Mapping[str, Mapping[str, Any]]
-"""`{name: {argument: value or matcher}}`."""
+TOOLS = "tools.yaml"  # the tools that every scenario can name
+Call = Mapping[str, Mapping[str, Any]]  # `{name: {argument: value or matcher}}`
 
 
 class _Data(BaseModel):
@@ -26,10 +25,10 @@ class _Data(BaseModel):
 
 
 class Text(_Data):
-    """Requirements on a text, which must not be empty."""
+    """A text that is not empty and contains all of `has` (of an inner list, at least one) and none
+    of `lacks`. Upper and lower case count as equal."""
 
     has: list[str | list[str]] = Field(default_factory=list)
-    """Texts that it contains, in upper or lower case. Of a list, it contains at least one."""
     lacks: list[str] = Field(default_factory=list)
 
 
@@ -50,13 +49,17 @@ class Expected(_Data):
 
 
 class Step(_Data):
+    """One request: results for the calls of the reply before, a user's message, or both."""
+
     say: str | None = None
     results: Mapping[str, str | Mapping[str, str]] = Field(default_factory=dict)
-    """Results by tool; or by a value in the call's arguments, if results differ."""
+    """The result by tool; if it depends on the call, a table by a value of its arguments."""
     expect: Expected
 
 
 class Tool(_Data):
+    """`parameters`: a JSON schema."""
+
     description: str
     parameters: dict[str, Any]
 
@@ -71,16 +74,16 @@ class Tool(_Data):
 
 
 class Scenario(_Data):
+    """A conversation with tools, step by step."""
+
     id: str
     kind: str
-    tools: Mapping[str, Tool]
+    tools: Mapping[str, Tool]  # by name
     system: str | None = None
-    history: list[dict[str, Any]] = Field(default_factory=list)
-    """Messages before the first step, unchanged."""
+    history: list[dict[str, Any]] = Field(default_factory=list)  # messages before the first step
     steps: list[Step] = Field(min_length=1)
-    choice: str = "auto"
-    """`auto`, `required`, `none`, or the name of the tool that must be called."""
-    parallel: bool = True
+    choice: str = "auto"  # or `required`, `none`, or the name of the tool that must be called
+    parallel: bool = True  # whether a reply may have several calls
 
     @model_validator(mode="after")
     def _knows_its_tools(self) -> Self:
@@ -96,6 +99,7 @@ class Scenario(_Data):
         return f"{self.kind}/{self.id}"
 
     def definitions(self) -> list[dict[str, Any]]:
+        """The tools in OpenAI's form; `tool_choice` has that form, too."""
         return [
             {"type": "function", "function": {"name": name, **tool.model_dump()}}
             for name, tool in self.tools.items()
@@ -108,41 +112,48 @@ class Scenario(_Data):
 
 
 def shipped_scenarios() -> list[Path]:
+    """The files of scenarios in this package."""
     return sorted(path for path in SHIPPED.glob("*.yaml") if path.name != TOOLS)
 
 
 def read(paths: Sequence[Path]) -> list[Scenario]:
+    """All scenarios of these files. Raises `BadRequest` that names the first wrong one."""
     known = _mapping(SHIPPED / TOOLS)
     return [scenario for path in paths for scenario in _of_file(path, known)]
 
 
 def digest(scenarios: Sequence[Scenario]) -> str:
+    """Twelve hexadecimal digits. Results with the same digest are comparable."""
     text = "\n".join(scenario.model_dump_json() for scenario in scenarios)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _of_file(path: Path, known: Mapping[str, Any]) -> Iterator[Scenario]:
     content = _mapping(path)
-    known = {**known, **content.pop("define", {})}
-    listed = content.pop("scenarios", None)
+    define, listed = content.pop("define", None) or {}, content.pop("scenarios", None)
     if not isinstance(listed, list):
         raise BadRequest(f"{path}: holds no list `scenarios`", param="--scenarios")
+    if not isinstance(define, dict):
+        raise BadRequest(f"{path}: `define` is no mapping", param="--scenarios")
+    known = {**known, **define}
     for number, fields in enumerate(listed, 1):
         name = fields.get("id", number) if isinstance(fields, dict) else number
         try:
-            yield Scenario.model_validate(_whole({**content, **fields}, known))
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            at = ".".join(map(str, first["loc"])) or "scenario"
-            why = f"{at}: {first['msg']}"
+            yield Scenario.model_validate(_complete({**content, **fields}, known))
         except (KeyError, TypeError, ValueError) as error:
-            why = str(error)
-        else:
-            continue
-        raise BadRequest(f"{path}, scenario {name}: {why}", param="--scenarios") from None
+            summary = f"{path}, scenario {name}: {_reason(error)}"
+            raise BadRequest(summary, param="--scenarios") from None
 
 
-def _whole(fields: dict[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+def _reason(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False, include_input=False)[0]
+    at = ".".join(map(str, first["loc"])) or "scenario"
+    return f"{at}: {first['msg']}"
+
+
+def _complete(fields: dict[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """Add the definitions of tools. A scenario with one step can omit `steps`."""
     tools = fields.get("tools") or []
     if missing := [name for name in tools if name not in known]:
@@ -179,6 +190,7 @@ def differences(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str
 
 
 def matches(wanted: Any, given: Any) -> bool:
+    """Whether an argument is as wanted: equal, except for matchers at any place of `wanted`."""
     if sign := _sign(wanted):
         return MATCHERS[sign](wanted[sign], given)
     if isinstance(wanted, Mapping):
@@ -192,32 +204,38 @@ def matches(wanted: Any, given: Any) -> bool:
 
 
 def check(wanted: Any) -> None:
-    """Raises `ValueError` for an unknown matcher at any place."""
+    """Raises `ValueError` for a wrong matcher at any place."""
     if (sign := _sign(wanted)) and sign not in MATCHERS:
         raise ValueError(f"no such matcher: {sign}; there are {', '.join(MATCHERS)}")
+    if sign in ("$in", "$set", "$python") and not isinstance(wanted[sign], list):
+        raise ValueError(f"{sign} must have a list")
     if isinstance(wanted, (Mapping, list)):
         for part in wanted.values() if isinstance(wanted, Mapping) else wanted:
             check(part)
 
 
 def brief(value: Any) -> str:
+    """At most 200 characters of JSON."""
     return f"{json.dumps(value, ensure_ascii=False, default=str):.200}"
 
 
 def _sign(wanted: Any) -> str:
+    """The name of a matcher; empty: it is none."""
     names = [*wanted] if isinstance(wanted, Mapping) else []
     return names[0] if len(names) == 1 and names[0].startswith("$") else ""
 
 
 def orders(wanted: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    """All orders of up to six items; of more, only the given one."""
     return permutations(wanted) if len(wanted) <= 6 else [wanted]
 
 
-def _like(text: str) -> str:
+def _normalise(text: str) -> str:
     return " ".join(text.casefold().rstrip(".!\n ").split())
 
 
 def _defines(names: Sequence[str], given: Any) -> bool:
+    """Whether a text is Python that defines these functions and classes."""
     try:
         tree = ast.parse(given)
     except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
@@ -233,7 +251,7 @@ def _of_text(test: Callable[[str, str], bool]) -> Callable[[Any, Any], bool]:
 MATCHERS: Mapping[str, Callable[[Any, Any], bool]] = {
     "$in": lambda wanted, given: any(matches(value, given) for value in wanted),
     "$has": _of_text(lambda wanted, given: wanted.casefold() in given.casefold()),
-    "$like": _of_text(lambda wanted, given: _like(wanted) == _like(given)),
+    "$like": _of_text(lambda wanted, given: _normalise(wanted) == _normalise(given)),
     "$lines": _of_text(lambda wanted, given: wanted.strip() == given.strip()),
     "$set": lambda wanted, given: any(matches([*order], given) for order in orders(wanted)),
     "$maybe": matches,

@@ -33,34 +33,35 @@ from mlx_provider.commands import (
 from mlx_provider.errors import BadRequest, EngineUnavailable, MLXProviderError
 
 Result = dict[str, Any]
-"""What was measured of one subject, in JSON types. `skipped`: why it was not measured."""
+"""What was measured of one subject, for JSON. `skipped`, if there: why it was not measured."""
 Messages = Sequence[Mapping[str, Any]]
 Progress = Callable[[str], None]
-UNSET = "default"
-"""Value with which `--option` leaves the option out."""
-FOLDERS = ("adapter", "draft_model")
-"""Options that may name a folder."""
+UNSET = "default"  # value with which `--option` leaves the option out
+FOLDERS = ("adapter", "draft_model")  # options that may name a folder
 GREETING = [{"role": "user", "content": "Hi"}]
 PACKAGES = ("mlx-provider", "mlx", "mlx-lm", "mlx-vlm", "transformers", "litellm", "openai")
 
 
 @dataclass(frozen=True)
 class Subject:
+    """A model with options."""
+
     model: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """As in `model_info.mlx` of a config entry."""
-    label: str = ""
-    """The model, and the values in which it differs from other subjects."""
+    options: Mapping[str, Any] = field(default_factory=dict)  # as in `model_info.mlx`
+    label: str = ""  # the model, and the values in which it differs from other subjects
 
 
 @dataclass(frozen=True)
 class LoadedSubject:
+    """A subject whose model is loaded. `name`: that of its entry in the gateway's config."""
+
     subject: Subject
     name: str
     status: ModelStatus
     gateway: SeparateGateway
 
     def count(self, messages: Messages, **more: Any) -> int:
+        """Tokens of the prompt. Raises `ContextTooLong`, and other errors of the engine."""
         return self.gateway.engine.count(_request(self.subject, messages, **more))
 
     def as_json(self) -> Result:
@@ -69,6 +70,7 @@ class LoadedSubject:
 
 
 def describe_run() -> Result:
+    """The time, the command, versions and the machine, for JSON."""
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["mlx-provider", *sys.argv[1:]]),
@@ -78,8 +80,8 @@ def describe_run() -> Result:
 
 
 def make_subjects(models: Sequence[str], written: Sequence[str]) -> list[Subject]:
-    """Every model with every combination of the options, which are written as `name=value`. Raises
-    `BadRequest` for a wrong one."""
+    """Every model with every combination of the options' values. `written`: options as
+    `name=value`. Raises `BadRequest` for a wrong one."""
     values_of: dict[str, dict[str, None]] = {}
     for option in written:
         name, _, value = (part.strip() for part in option.partition("="))
@@ -116,7 +118,7 @@ def _parse_options(texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _parse_value(name: str, text: str) -> Any:
-    """As YAML, as in a config file; a text that is none is itself. Folders become absolute."""
+    """Read as YAML, as in a config file. What is no YAML stays a text; folders become absolute."""
     try:
         return full_name(text) if name in FOLDERS else yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, LookupError, AttributeError):
@@ -137,9 +139,9 @@ def check_subjects(subjects: Sequence[Subject], registry: PluginRegistry) -> Non
 def load_subjects(
     subjects: Sequence[Subject], progress: Progress, environ: Mapping[str, str] = os.environ
 ) -> Generator[LoadedSubject | Result]:
-    """Load a subject when the caller asks for it, and yield it, or the reason why it does not load.
-    `close()` ends their gateway. Raises `NotInstalled` or `EngineUnavailable` if proxy or engine
-    cannot start."""
+    """Load each subject when the caller asks for it, and yield it, or a result with the reason why
+    it does not load. `close()` ends the gateway. Raises `NotInstalled` or `EngineUnavailable` if
+    proxy or engine cannot start."""
     with separate_gateway(_config(subjects), environ) as gateway:
         for number, subject in enumerate(subjects, 1):
             progress(subject.label)
@@ -168,7 +170,7 @@ def _load(subject: Subject, name: str, gateway: SeparateGateway) -> LoadedSubjec
         raise
     except MLXProviderError as error:
         return {**asdict(subject), "skipped": error.message}
-    # an equal subject before may have loaded the model: then no status is new
+    # if an equal subject has loaded the model before, no status is new
     same_model = [status for status in _models(gateway) if status.model == subject.model]
     if not same_model:
         return {**asdict(subject), "skipped": "unloaded after a request: leave keep_alive out"}

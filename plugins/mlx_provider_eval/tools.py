@@ -1,4 +1,5 @@
-"""`mlx-provider eval tools`: play scenarios through the gateway and count faults of the replies."""
+"""`mlx-provider eval tools`: play scenarios through the gateway and count faults of the replies.
+A scenario passes if no reply has a fault; it ends at the first one."""
 
 import json
 from collections import Counter
@@ -8,38 +9,47 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import jsonschema  # type: ignore[import-untyped]
+from referencing.exceptions import Unresolvable
 from rich.table import Table
 from rich.text import Text as Plain
+
+from mlx_provider import BadRequest
 
 from .client import Client, Reply, ReplyCall
 from .scenario import Call, Expected, Scenario, Step, Text, Tool, differences, digest, orders
 from .subjects import GREETING, LoadedSubject, Progress, Result
 
-FAULTS = (
+FAULTS = (  # names; docs/evaluation.md explains them
     *("request failed", "cut off", "no call", "call in text", "needless call", "missing call"),
     *("extra call", "unknown tool", "wrong tool", "no JSON", "against the schema"),
     *("invented argument", "wrong argument", "no text", "wrong text"),
 )
+# of several orders of calls, the report is about the one that comes closest
 CLOSEST_FIRST = ("invented argument", "wrong argument", "wrong tool")
-"""Of several orders of calls, the report is about the one that comes closest."""
 NO_RESULT = "error: this tool gives nothing here"
 
 
 @dataclass(frozen=True)
 class Fault:
-    name: str
+    """What is wrong with a reply."""
+
+    name: str  # one of `FAULTS`
     reason: str
 
 
 @dataclass(frozen=True)
 class Run:
+    """A scenario that was played; `fault` is `None` if it passed."""
+
     fault: Fault | None
-    transcript: Sequence[Mapping[str, Any]]
+    transcript: Sequence[Mapping[str, Any]]  # all messages, and the reply with the fault
     replies: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class ToolCalls:
+    """The plan of `eval tools`. `body`: further fields of every request."""
+
     scenarios: Sequence[Scenario]
     max_tokens: int = 2048
     body: Mapping[str, Any] = field(default_factory=dict)
@@ -50,6 +60,7 @@ class ToolCalls:
         return {**which, "max_tokens": self.max_tokens, "body": dict(self.body)}
 
     def measure(self, loaded: LoadedSubject, progress: Progress) -> Result:
+        """The result of one subject, with each failed scenario, or why it was `skipped`."""
         if not knows_tools(loaded):
             why = "its chat template shows no tools: choose a model that was trained to call them"
             return {**loaded.as_json(), "skipped": why}
@@ -70,6 +81,7 @@ class ToolCalls:
         }
 
     def report(self, found: Sequence[Result]) -> Table:
+        """A table with a column for each subject: passed scenarios by kind, and faults."""
         table = Table("passed, by kind", title="tool calls", title_justify="left")
         for result in found:
             table.add_column(Plain(result["label"]), overflow="fold")
@@ -93,12 +105,13 @@ def _case(scenario: Scenario, run: Run) -> Result:
 
 
 def knows_tools(loaded: LoadedSubject) -> bool:
+    """Whether the prompt gets longer with a tool, so that its chat template shows tools."""
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     return loaded.count(GREETING, tools=tools) > loaded.count(GREETING)
 
 
 def play(client: Client, scenario: Scenario) -> Run:
-    """Raises `EngineUnavailable` if the gateway has ended."""
+    """Ask step by step until a reply has a fault. Raises `EngineUnavailable` if the proxy ended."""
     messages: list[dict[str, Any]] = [*scenario.history]
     if scenario.system is not None:
         messages.insert(0, {"role": "system", "content": scenario.system})
@@ -118,6 +131,7 @@ def play(client: Client, scenario: Scenario) -> Run:
 
 
 def _messages(step: Step, before: Reply) -> Iterator[dict[str, Any]]:
+    """Results for the calls of the reply before, then the user's message."""
     for call in before.calls:
         content = step.results.get(call.name, NO_RESULT)
         if not isinstance(content, str):
@@ -129,6 +143,7 @@ def _messages(step: Step, before: Reply) -> Iterator[dict[str, Any]]:
 
 
 def find_fault(reply: Reply, expected: Expected, tools: Mapping[str, Tool]) -> Fault | None:
+    """The first fault of a reply; `None`: it is as expected."""
     if reply.failure:
         return Fault("request failed", reply.failure)
     if reply.finish == "length":
@@ -186,23 +201,27 @@ def _call_fault(call: ReplyCall, tools: Mapping[str, Tool]) -> Fault | None:
         jsonschema.validate(arguments, tools[call.name].parameters)
     except jsonschema.ValidationError as error:
         return Fault("against the schema", f"{_show(call)}: {error.message}")
+    except Unresolvable as error:
+        raise BadRequest(f"the schema of {call.name}: {error}", param="--scenarios") from None
     return None
 
 
 def _compare_calls(made: Sequence[ReplyCall], wanted: Sequence[Call]) -> Fault | None:
-    for call, wish in zip(made, wanted, strict=True):
-        ((name, arguments),) = wish.items()
+    for call, expected in zip(made, wanted, strict=True):
+        ((name, arguments),) = expected.items()
         if call.name != name:
             return Fault("wrong tool", f"{_show(call)}, not {name}")
         given = _arguments(call) or {}
         if found := differences(arguments, given):
-            expected = {argument: given[argument] for argument in given if argument in arguments}
-            kind = "wrong" if differences(arguments, expected) else "invented"
+            # are the arguments right without those that were not asked for?
+            rest = {argument: given[argument] for argument in given if argument in arguments}
+            kind = "wrong" if differences(arguments, rest) else "invented"
             return Fault(f"{kind} argument", f"{call.name}: {'; '.join(found)}")
     return None
 
 
 def _arguments(call: ReplyCall) -> dict[str, Any] | None:
+    """The arguments as an object; `None`: they are none."""
     try:
         found = json.loads(call.arguments)
     except ValueError:

@@ -15,7 +15,7 @@ from mlx_provider import (
 
 mlx_provider_api = 1
 SAMPLING = SamplingDefaults(temperature=1.0, top_p=0.95, top_k=64)
-"""From its page on the Hub."""
+"""From the model's page on the Hub."""
 PATCHES = (
     UpstreamPatch(
         "mlx_vlm.models.gemma3.language.LanguageModel.sanitize",
@@ -26,10 +26,12 @@ PATCHES = (
 
 
 def matches(config: Mapping[str, Any]) -> int:
+    """Priority 10 for a checkpoint with a vision tower, else 0."""
     return 10 if config.get("model_type") == "gemma3" and config.get("vision_config") else 0
 
 
 def matches_text(config: Mapping[str, Any]) -> int:
+    """Priority 10 for other checkpoints of Gemma 3, else 0."""
     kind = config.get("model_type")
     return 10 if kind == "gemma3_text" or (kind == "gemma3" and not matches(config)) else 0
 

@@ -1,9 +1,8 @@
 """Gemma 3, with and without its vision tower, and the operator's sliding window for both.
 
-Its text model has attention in both directions inside an image. mlx-vlm 0.7.10
-(models/gemma3/language.py) attends causally everywhere. In the reference (transformers 5.23,
-models/gemma3/modeling_gemma3.py, `create_masks_for_vision_model`) tokens of one image see each
-other, in sliding layers within the window."""
+mlx-vlm 0.7.10 (models/gemma3/language.py) attends causally everywhere. In the reference
+(transformers 5.23, models/gemma3/modeling_gemma3.py, `create_masks_for_vision_model`), the tokens
+of one image see each other, in sliding layers within the window. `prefill` here does the same."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -44,8 +43,9 @@ memory and is not what the model was trained with."""
 
 
 def chosen_window(environ: Mapping[str, str] = os.environ) -> int | None:
+    """The operator's window; `None`: the checkpoint's. Raises `BadRequest` for other text."""
     text = environ.get(WINDOW_VARIABLE, "")
-    if text and not text.isdigit():
+    if text and not text.isdecimal():
         raise BadRequest(f"{WINDOW_VARIABLE}={text!r} is not a number of tokens")
     return int(text) if text else None
 
@@ -56,18 +56,17 @@ def _variant(window: int | None) -> str:
 
 
 def load_gemma3(folder: Any, options: LoadOptions) -> Any:
-    """The output matrix is tied to the embedding if the checkpoint has none. Upstream's
-    `LanguageModel.sanitize` looks for it under a name that never occurs, so it overwrites an untied
-    one and cannot tie a quantised one (no `scales`)."""
+    """Load with mlx-vlm. The embedding is also the output matrix if the checkpoint has no other.
+    Upstream's `LanguageModel.sanitize` looks for the other under a name that never occurs, so it
+    always overwrites it, and copies no `scales` of a quantised embedding."""
     from mlx_vlm.models.gemma3 import language
 
     def sanitize(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
-        for part in ("weight", "scales", "biases"):
-            source = f"language_model.model.embed_tokens.{part}"
-            target = f"language_model.lm_head.{part}"
-            tied = "language_model.lm_head.weight" not in weights or part != "weight"
-            if source in weights and tied:
-                weights.setdefault(target, weights[source])
+        if "language_model.lm_head.weight" not in weights:
+            for part in ("weight", "scales", "biases"):
+                source = f"language_model.model.embed_tokens.{part}"
+                if source in weights:
+                    weights[f"language_model.lm_head.{part}"] = weights[source]
         return {k: v for k, v in weights.items() if "rotary_emb.inv_freq" not in k}
 
     patch = replace_attribute(language.LanguageModel, "sanitize", sanitize)
@@ -81,7 +80,7 @@ def set_window(language_model: Any, window: int) -> None:
 
 
 def row_cache(language_model: Any) -> list[Any]:
-    """A ring for sliding layers, unless the window is switched off."""
+    """An empty row cache. Sliding layers have a ring, unless the window is switched off."""
     window = language_model.config.sliding_window
     return [
         RotatingKVCache(max_size=window) if layer.self_attn.is_sliding and window else KVCache()
@@ -92,16 +91,15 @@ def row_cache(language_model: Any) -> list[Any]:
 def image_rows(model: Any, pixels: mx.array) -> mx.array:
     """Projected image tokens (tokens, hidden) of one image (1, 3, H, W)."""
     dtype = model.vision_tower.vision_model.embeddings.patch_embedding.weight.dtype
-    hidden, _, _ = model.vision_tower(
-        pixels.transpose(0, 2, 3, 1).astype(dtype), output_hidden_states=True
-    )
+    channels_last = pixels.transpose(0, 2, 3, 1).astype(dtype)
+    hidden, _, _ = model.vision_tower(channels_last, output_hidden_states=True)
     rows: mx.array = model.multi_modal_projector(hidden)[0]
     return rows
 
 
 class Ahead:
-    """A layer's cache that stores only the first `count` new tokens. The others, the tail of an
-    image that the chunk cuts, are used once and dropped."""
+    """A layer's cache that stores only the first `count` new tokens. The others are used once and
+    dropped: they are the rest of an image that the chunk cuts."""
 
     def __init__(self, cache: Any, count: int) -> None:
         self.cache = cache
@@ -132,16 +130,17 @@ class Ahead:
 def image_masks(
     spans: Sequence[MediaSpan], start: int, end: int, window: int | None
 ) -> tuple[mx.array, mx.array]:
-    """(queries, keys) bool, of layers that see all and of sliding ones."""
-    block = np.full(end, -1, np.int32)
-    for index, span in enumerate(spans):
-        block[span.start : span.end] = index
-    blocks = mx.array(block)
+    """Which keys the tokens `start .. end` see, (queries, keys) bool: in layers that see all, and
+    in sliding layers, where the keys are those of the ring. `window` 0 or `None`: no limit."""
+    image_numbers = np.full(end, -1, np.int32)
+    for number, span in enumerate(spans):
+        image_numbers[span.start : span.end] = number
+    images = mx.array(image_numbers)
 
     def mask(first_key: int) -> mx.array:
         queries, keys = mx.arange(start, end)[:, None], mx.arange(first_key, end)[None]
-        same = blocks[start:end, None] == blocks[None, first_key:end]
-        return (keys <= queries) | (same & (blocks[start:end, None] >= 0))
+        same_image = images[start:end, None] == images[None, first_key:end]
+        return (keys <= queries) | (same_image & (images[start:end, None] >= 0))
 
     full = mask(0)
     if not window:
@@ -152,12 +151,13 @@ def image_masks(
 
 
 def prefill(model: Any, chunk: PrefillChunk) -> mx.array:
-    """Append a chunk; logits (vocab,) after its last token."""
+    """Append a chunk. Returns logits (vocab,) after its last token."""
     language = model.language_model
     if not any(s.start < chunk.stop and s.end > chunk.start for s in chunk.prompt.spans):
         tokens = np.asarray(chunk.prompt.tokens[chunk.start : chunk.stop], np.int32)
         hidden = language.model(mx.array(tokens)[None], cache=chunk.cache)
         return head(language, hidden[:, -1:])[0, 0]
+    # if the chunk cuts an image, the rest of it runs, too: the tokens of an image see each other
     cut = [s.end for s in chunk.prompt.spans if s.start < chunk.stop < s.end]
     end, count = max([chunk.stop, *cut]), chunk.stop - chunk.start
     full, sliding = image_masks(chunk.prompt.spans, chunk.start, end, language.model.window_size)
@@ -176,7 +176,7 @@ def prefill(model: Any, chunk: PrefillChunk) -> mx.array:
 
 
 class GemmaModel(VisionModel):
-    """Positions come from the caches' offsets; `decode` needs none."""
+    """Gemma 3 with images. Its caches know the positions; `decode` ignores those it is given."""
 
     def embed(self, span: MediaSpan) -> VisionFeatures:
         return VisionFeatures(image_rows(self.model, mx.array(span.inputs.values())))
@@ -201,17 +201,15 @@ class GemmaModel(VisionModel):
 
 @dataclass(frozen=True)
 class GemmaInput:
+    """What the vision tower takes for one image. `pixels`: (height, width, 3), scaled already."""
+
     pixels: OnDemand[NDArray[np.uint8]]
     processor: Any
 
     def values(self) -> NDArray[np.float32]:
-        """(1, 3, height, width)."""
-        made = self.processor(
-            self.pixels(),
-            return_tensors="np",
-            input_data_format="channels_last",
-            do_pan_and_scan=False,
-        )
+        """Normalised pixels (1, 3, height, width)."""
+        options = {"return_tensors": "np", "input_data_format": "channels_last"}
+        made = self.processor(self.pixels(), do_pan_and_scan=False, **options)
         return np.asarray(made["pixel_values"], np.float32)
 
 
@@ -224,6 +222,7 @@ class GemmaImages:
 
     @property
     def pixels(self) -> int:
+        """Number of pixels of the square."""
         return int(self.processor.size["height"] * self.processor.size["width"])
 
     def expand(self, item: MediaItem) -> ExpandedItem:
@@ -235,6 +234,7 @@ class GemmaImages:
 
 
 def load_gemma(folder: Path, options: LoadOptions) -> GemmaModel:
+    """Load a checkpoint of the family `gemma3`, with mlx-vlm."""
     window = chosen_window()
     tokenizer = load_tokenizer(folder, options)
     model = load_gemma3(folder, options)
@@ -276,6 +276,7 @@ def _media_format(folder: Path, images: GemmaImages | None) -> MediaFormat:
 
 
 def load_gemma_text(folder: Path, options: LoadOptions) -> TextModel:
+    """Load a checkpoint of the family `gemma3_text`, with mlx-lm."""
     window = chosen_window()
 
     def change(model: Any) -> None:
@@ -291,5 +292,5 @@ def set_text_window(model: Any, window: int) -> None:
     text = getattr(model, "language_model", model)
     if window:
         text.args.sliding_window = text.model.window_size = window
-    else:
+    else:  # with a pattern of 1, every layer sees all tokens
         text.args.sliding_window_pattern = text.model.sliding_window_pattern = 1

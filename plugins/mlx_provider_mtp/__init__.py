@@ -1,16 +1,10 @@
 """Multi-token prediction: heads of Qwen3.5 and Qwen3-Next, dense and with experts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mlx_provider import LoadedModel, hookimpl
-from mlx_provider.records import Drafter, DraftOptions
-
-if TYPE_CHECKING:
-    from mlx_provider.records import Drafting
+from mlx_provider.records import Drafter, Drafting, DraftOptions
 
 mlx_provider_api = 1
 NAME = "mtp"
@@ -19,7 +13,7 @@ RANK = 2
 
 
 def refuses(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
-    """Reads only tensor names and config."""
+    """Why a head cannot draft for the model; empty: it can. Reads only tensor names and config."""
     from .checkpoint import problem
     from .head import NO_ATTENTION, NO_LANGUAGE, attention_layer, language_of
 
@@ -32,7 +26,7 @@ def refuses(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
 
 
 def start(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
-    """Raises `BadRequest` if the weights do not fit."""
+    """Load the head. Raises `BadRequest` if its weights do not fit the model."""
     from .drafting import HeadDrafting, kv_bytes
     from .head import load_head
 
@@ -40,6 +34,7 @@ def start(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
 
 
 def kept_bytes(drafting: Drafting) -> int:
+    """Maximum bytes that the drafter and the engine keep for rows."""
     from .drafting import HeadDrafting
 
     return drafting.kept_bytes if isinstance(drafting, HeadDrafting) else 0
@@ -47,12 +42,7 @@ def kept_bytes(drafting: Drafting) -> int:
 
 @hookimpl
 def mlx_drafters() -> Iterable[Drafter]:
+    serves = "MTP heads of Qwen3.5 and Qwen3-Next, where the checkpoint has kept them"
     yield Drafter(
-        NAME,
-        refuses,
-        start,
-        keeps=kept_bytes,
-        hidden=True,
-        automatic=RANK,
-        serves="MTP heads of Qwen3.5 and Qwen3-Next, where the checkpoint has kept them",
+        NAME, refuses, start, keeps=kept_bytes, hidden=True, automatic=RANK, serves=serves
     )

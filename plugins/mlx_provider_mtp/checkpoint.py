@@ -23,8 +23,8 @@ EXPERT = re.compile(r"(?P<mlp>.+)\.experts\.(?P<index>\d+)\.(?P<rest>.+)")
 FUSED = re.compile(r"(?P<mlp>.+)\.experts\.(?P<part>gate_up|down)_proj(?:\.(?P<form>\w+))?")
 GAIN = re.compile(r".*norm\.weight|pre_fc_norm_\w+\.weight")
 OFFSET_BELOW = 0.9
-"""If the mean gain in `layers.0` is lower, all gains are stored minus 1: in Qwen3.5 to 3.8 it is
-0.4 to 0.6 then, else 1.3 or more. Gains elsewhere do not tell."""
+"""If the mean gain in `layers.0` is lower, all gains are stored minus 1. In Qwen3.5 to 3.8 the mean
+is then 0.4 to 0.6, else at least 1.3. Gains outside of `layers.0` do not show this."""
 
 
 def problem(folder: Path) -> str:
@@ -42,7 +42,8 @@ def problem(folder: Path) -> str:
 
 
 def read(folder: Path, dtype: mx.Dtype) -> Tensors:
-    """Gains are for `mlx.nn.RMSNorm`; float tensors have `dtype`. Evaluates only the gains."""
+    """The head's tensors by their names in `Head`: gains as `mlx.nn.RMSNorm` takes them, floats as
+    `dtype`. Evaluates only the gains."""
     found: Tensors = {}
     for path, names in _files(folder).items():
         stored: Any = mx.load(str(path))
@@ -54,6 +55,7 @@ def read(folder: Path, dtype: mx.Dtype) -> Tensors:
 
 
 def _files(folder: Path) -> dict[Path, dict[str, str]]:
+    """For each file with parts of a head: their names without prefix, by full name."""
     found = {path: _names(path) for path in sorted(folder.glob("*.safetensors"))}
     return {path: names for path, names in found.items() if names}
 

@@ -1,5 +1,5 @@
-"""The MTP head: joins a state and the next token; one layer, with the model's embedding and output
-matrix. Its weights are checked, and quantised as they are stored."""
+"""The MTP head. It joins a hidden state and the next token, and runs one layer. It uses the
+embedding and the output matrix of its model. Its weights stay quantised as they are stored."""
 
 import inspect
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ NO_ATTENTION = "no layer of the model is known to have attention, of which its h
 
 
 def load_into(module: nn.Module, tensors: Tensors, language: Any) -> None:
-    """Quantised parts stay quantised, unless the model is dequantised to float32. Raises
-    `BadRequest` if the tensors do not fit."""
+    """Load `tensors` into the head `module`. If the text model `language` was dequantised to
+    float32, so is the head. Raises `BadRequest` if the tensors do not fit."""
     nn.quantize(module, class_predicate=partial(_form, tensors))
     _check(module, tensors)
     module.load_weights(list(tensors.items()))
@@ -40,7 +40,8 @@ def load_into(module: nn.Module, tensors: Tensors, language: Any) -> None:
 
 
 def _form(tensors: Tensors, name: str, layer: Any) -> dict[str, Any] | bool:
-    """By the shapes of the tensors: the config sometimes lacks a head that was added later."""
+    """How `layer` is quantised, by the shapes of its tensors, because the config sometimes lacks a
+    head that was added later; false: it is not quantised."""
     weight, scales = tensors.get(f"{name}.weight"), tensors.get(f"{name}.scales")
     if weight is None or scales is None or not hasattr(layer, "to_quantized"):
         return False
@@ -63,7 +64,7 @@ def _check(module: nn.Module, tensors: Mapping[str, mx.array]) -> None:
 
 class Head(nn.Module):  # type: ignore[misc]
     """Predicts the token after the next one. Published with Qwen3-Next (transformers leaves it out;
-    vLLM: `qwen3_next_mtp.py`). The normalised output is the state for the next token."""
+    vLLM: `qwen3_next_mtp.py`). Its normalised output is the hidden state for the next token."""
 
     def __init__(self, layer: nn.Module, hidden: int, eps: float) -> None:
         super().__init__()
@@ -87,17 +88,19 @@ class Head(nn.Module):  # type: ignore[misc]
 
 
 class BoundHead:
+    """A head with the embedding and the output matrix of its text model, `language`."""
+
     def __init__(self, head: Head, language: Any) -> None:
         self.module = head
         self._language = language
 
     def after(self, tokens: mx.array, hidden: mx.array, states: PackedRows) -> mx.array:
-        """States (T, width) after T tokens, valid for each row's last one. `hidden`: the states
-        from which they were drawn."""
+        """States (T, width) after T tokens; only that of each row's last token is valid. `hidden`:
+        the states from which the tokens were drawn."""
         return self.module(self._language.model.embed_tokens(tokens), hidden, states)
 
     def blank(self) -> mx.array:
-        """Zeros, (1, width of the model's states)."""
+        """Zeros in place of a hidden state, (1, width)."""
         norm = self.module.norm.weight
         return mx.zeros((1, norm.shape[0]), norm.dtype)
 
@@ -126,8 +129,8 @@ def attention_layer(language: Any) -> int | None:
 
 
 def load_head(folder: Path, model: Any) -> BoundHead:
-    """Quantised parts stay quantised, unless the model is dequantised to float32. Raises
-    `BadRequest` if the weights do not fit."""
+    """Load the head in the folder for `model`, as `load_into` does. Raises `BadRequest` if it does
+    not fit."""
     language = language_of(model)
     at, args = attention_layer(language), language.args
     if at is None:

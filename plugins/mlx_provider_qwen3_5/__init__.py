@@ -23,11 +23,12 @@ PATCHES = (
 
 
 def matches(config: Mapping[str, Any]) -> int:
+    """Priority 10 for a checkpoint with a vision tower, else 0."""
     return 10 if config.get("model_type") in MODEL_TYPES and config.get("vision_config") else 0
 
 
 def load(folder: Path, options: LoadOptions) -> LoadedModel:
-    """An MTP head in the folder is ignored."""
+    """Patch upstream, and load like Qwen3-VL. An MTP head in the folder is ignored."""
     import mlx_provider_qwen3_vl
 
     from .patches import attend_padded_rows_at_once, take_smaller_chunks

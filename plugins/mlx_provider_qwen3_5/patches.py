@@ -1,14 +1,13 @@
 """Speeds up what mlx-vlm 0.7.10 does slowly for Qwen3.5 without Metal.
 
-Without a kernel for rows of several lengths in one cache (never on CUDA, on Metal only for rows of
-about one length), it copies keys and values and attends length after length
-(models/qwen3_5/language.py, `_qwen3_5_left_padded_attention`). With a mask and one call, a CPU step
-of 8 rows takes 0.4 of the time in float32, 0.7 in bfloat16.
+If rows of several lengths share a cache, mlx-vlm attends length after length, unless a kernel of
+Metal can run them (models/qwen3_5/language.py, `_qwen3_5_left_padded_attention`). With a mask and
+one call, a CPU step of 8 rows takes 0.4 of the time in float32, 0.7 in bfloat16.
 
-Its gated delta rule (models/qwen3_5/gated_delta.py, `gated_delta_chunked`) pads every call to
-chunks of 64, each solved in 64 sequential steps. On a CPU, chunks of 16 take 0.13 of that for 16
-tokens and 0.53 for 1,024. All calls use one size, because another size rounds differently: a result
-must not depend on the length of passes, which end on multiples of it."""
+The gated delta rule (models/qwen3_5/gated_delta.py, `gated_delta_chunked`) pads every call to
+chunks of 64 tokens, each in 64 sequential steps. On a CPU, chunks of 16 take 0.13 of the time for
+16 tokens, and 0.53 for 1,024. All calls use one chunk size, because sizes round differently: a
+result must not depend on the length of passes, which end on multiples of the chunk size."""
 
 import functools
 from typing import Any
@@ -30,6 +29,7 @@ def attend_padded_rows_at_once() -> None:
 
 
 def mask_padding(original: Function) -> Function:
+    """A replacement of `PADDED` that attends in one call, with a mask over the rows' padding."""
     module = original.__globals__
 
     @functools.wraps(original)
@@ -43,7 +43,7 @@ def mask_padding(original: Function) -> Function:
             found = module[KERNEL](queries, keys, values, paddings, scale)
             if found is not None:
                 return found
-        else:  # behind a shared prefix: shape and paddings are those of the rows' tails
+        else:  # after a shared prefix, keys and paddings are those of the rows' own tokens
             paddings = cache.left_padding
         seen = mx.arange(keys.shape[2]) >= mx.array(paddings)[:, None, None, None]
         return module[ATTENTION](queries, keys, values, cache=None, scale=scale, mask=seen)
@@ -52,7 +52,7 @@ def mask_padding(original: Function) -> Function:
 
 
 CHUNKED = "gated_delta_chunked"
-CHUNK = 16
+CHUNK = 16  # tokens
 
 
 def take_smaller_chunks() -> None:
@@ -64,6 +64,8 @@ def take_smaller_chunks() -> None:
 
 
 def use_small_chunks(original: Function) -> Function:
+    """A replacement of `CHUNKED` with chunks of `CHUNK` tokens."""
+
     @functools.wraps(original)
     def call(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, mask: Any = None) -> Any:
         return original(q, k, v, g, beta, state, mask, C=CHUNK)

@@ -9,10 +9,11 @@ from mlx_provider import LoadedModel, LoadOptions, ModelFamily, SamplingDefaults
 mlx_provider_api = 1
 MODEL_TYPES = ("qwen3_vl", "qwen3_vl_moe")
 SAMPLING = SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20)
-"""From the generation_config.json of its instruct models."""
+"""From the generation_config.json of the instruct models."""
 
 
 def matches(config: Mapping[str, Any]) -> int:
+    """Priority 10 for a checkpoint with a vision tower, else 0."""
     return 10 if config.get("model_type") in MODEL_TYPES and config.get("vision_config") else 0
 
 
@@ -24,10 +25,5 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
 
 @hookimpl
 def mlx_model_families() -> Iterable[ModelFamily]:
-    yield ModelFamily(
-        "qwen3_vl",
-        matches,
-        load,
-        serves="Qwen3-VL: text, images, video frames",
-        sampling=dict.fromkeys(MODEL_TYPES, SAMPLING),
-    )
+    serves, published = "Qwen3-VL: text, images, video frames", dict.fromkeys(MODEL_TYPES, SAMPLING)
+    yield ModelFamily("qwen3_vl", matches, load, serves, sampling=published)

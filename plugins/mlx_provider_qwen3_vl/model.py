@@ -1,7 +1,6 @@
-"""An mlx-vlm model over patches of any grid, with rotary positions on three axes.
-
-Its text model takes explicit `position_ids`, and features for its first layers (deepstack) for
-exactly the media tokens of a chunk."""
+"""An mlx-vlm model whose images are grids of patches of any size, with rotary positions on three
+axes. Its text model takes explicit `position_ids`, and features that its first layers add to the
+media tokens of a chunk (deepstack)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +33,8 @@ from .patches import END, FRAMES, GROUP, IMAGE, START, PatchMedia
 
 
 class PatchVisionModel(FromHidden, VisionModel):
+    """The loaded model. `FromHidden` makes `prefill` and `decode` of the methods below."""
+
     mrope = True
 
     def embed(self, span: MediaSpan) -> VisionFeatures:
@@ -61,15 +62,14 @@ class PatchVisionModel(FromHidden, VisionModel):
         logits_at: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
         language = self.model.language_model
-        states = rows_at(logits_at)(
-            language.model(tokens[:, None], cache=cache, position_ids=step_positions(positions))
-        )
+        keep, rotary = rows_at(logits_at), step_positions(positions)
+        states = keep(language.model(tokens[:, None], cache=cache, position_ids=rotary))
         return head(language, states)[:, -1], states[:, -1]
 
 
 def _states(text_model: Any, chunk: PrefillChunk) -> mx.array:
-    """Append the chunk to the row's cache. Returns (1, length, hidden). `text_model`: mlx-vlm's,
-    below its output matrix."""
+    """Append the chunk to the row's cache. Returns hidden states (1, length, hidden). `text_model`:
+    the part of mlx-vlm's model below its output matrix."""
     parts = pieces(chunk)
     hidden: mx.array = text_model(
         None,
@@ -91,16 +91,12 @@ def _deepstack(chunk: PrefillChunk, parts: Sequence[Any]) -> dict[str, Any]:
     for part in media:
         mask[0, part.start - chunk.start : part.stop - chunk.start] = True
     layers = zip(*(part.features.deepstack for part in media), strict=True)
-    return {
-        "visual_pos_masks": mask,
-        "deepstack_visual_embeds": [
-            mx.concatenate([*map(media_rows, media, layer)]) for layer in layers
-        ],
-    }
+    rows = [mx.concatenate([*map(media_rows, media, layer)]) for layer in layers]
+    return {"visual_pos_masks": mask, "deepstack_visual_embeds": rows}
 
 
 def load_patch_model(folder: Path, options: LoadOptions) -> PatchVisionModel:
-    """Also for other models whose images and frames are cut into such patches. Raises
+    """Load Qwen3-VL, or another model whose images and frames are cut into the same patches. Raises
     `UnsupportedModel` and `BadRequest`."""
     tokenizer = load_tokenizer(folder, options)
     model = load_model(folder, options)
@@ -125,6 +121,6 @@ def load_patch_model(folder: Path, options: LoadOptions) -> PatchVisionModel:
     route_attention(model.language_model)
     vision_model = PatchVisionModel(model, info, tokenizer, form)
     one = mx.array([1])  # a token, and its position
-    # a pass of one token finds recurrent layers
+    # a pass of one token shows `route` the recurrent layers
     route(lambda cache: vision_model.decode(one, cache, one), vision_model.make_cache())
     return vision_model

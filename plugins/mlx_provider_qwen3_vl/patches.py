@@ -1,6 +1,6 @@
-"""Turns images and video frames into patches with mlx-vlm's numpy processors. Uses their private
-methods (mlx_vlm/models/qwen3_vl/processing_qwen3_vl.py 0.7.10) for one image, strip or group of
-frames at a time, because the public ones make the patches of a whole request at once."""
+"""Turns images and video frames into patches with mlx-vlm's numpy processors. Their private methods
+(mlx_vlm/models/qwen3_vl/processing_qwen3_vl.py 0.7.10) process one strip of an image or one group
+of frames at a time. The public ones would make all patches of a request at once."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,38 +21,39 @@ IMAGE, FRAMES = "<|image_pad|>", "<|video_pad|>"
 START, END = "<|vision_start|>", "<|vision_end|>"
 TIME = "<{seconds:.1f} seconds>"
 GROUP = f"{START}{FRAMES}{END}"
-"""Text of a group of frames, after its `TIME`. A rendered template has it once for a video."""
+"""Text of a group of frames, after its `TIME`. A rendered template has one `GROUP` per video."""
 LOW_DETAIL_PIXELS = 512 * 512
-"""For images sent with OpenAI's `detail: low`."""
+"""Most pixels of an image sent with OpenAI's `detail: low`."""
 ANY_PIXELS = 2**40
 """No limit, for pixels that are scaled already."""
 STRIP_PIXELS = 2**18
 """Pixels of an image that become patches together."""
 Pixels = NDArray[np.uint8]
 Cut = Callable[[Pixels], Iterator[NDArray[np.float32]]]
-"""From the pixels of an item to the patches of one block: arrays (patches, values of one patch)."""
+"""(pixels of an item) -> patches of one block, in arrays (patches, values of one patch)."""
 
 
 @dataclass(frozen=True)
 class Patches:
-    """Input of the vision tower for one block. Pixels stay bytes (patches take eight times as much)
-    until the tower runs."""
+    """Input of the vision tower for one block. Pixels stay bytes until the tower runs, because
+    patches take eight times as much memory."""
 
     grid: tuple[int, int, int]
     """(time, height, width) in patches, before merging."""
     merge: int
     """Patches per side that become one token."""
     pixels: OnDemand[Pixels]
-    """Of the whole item: ([frames,] height, width, 3). `cut` takes this block's part of it."""
+    """Of the whole item: ([frames,] height, width, 3). `cut` takes this block's part of them."""
     cut: Cut
 
     @property
     def tokens(self) -> int:
+        """Number of tokens that represent the block in a prompt."""
         t, h, w = self.grid
         return t * (h // self.merge) * (w // self.merge)
 
     def tower_input(self, dtype: mx.Dtype) -> mx.array:
-        """(grid t * h * w, values of one patch)."""
+        """All patches of the block: (t * h * w of `grid`, values of one patch)."""
         parts = []
         for strip in self.cut(self.pixels()):
             parts.append(mx.array(strip).astype(dtype))
@@ -71,7 +72,7 @@ class PatchMedia:
         self._any_size_videos = upstream.Qwen3VLVideoProcessor(**video_options | any_size)
 
     def expand(self, item: MediaItem) -> ExpandedItem:
-        """The text for an item, and its blocks. Pixels are scaled later, on demand. Raises
+        """The text and the blocks of an item. Its pixels are scaled later, on demand. Raises
         `MediaError` for extreme aspect ratios, and for a video smaller than a merged patch."""
         try:
             return self._video(item) if item.kind == "video" else self._image(item)
@@ -107,10 +108,8 @@ class PatchMedia:
         count, height, width, _ = item.shape
         videos = self.videos
         size, span = videos.patch_size, videos.temporal_patch_size
-        scaled = upstream._smart_resize_video(
-            count, height, width, span, size * videos.merge_size,
-            videos.min_pixels, videos.max_pixels,
-        )  # fmt: skip
+        factor, limits = size * videos.merge_size, (videos.min_pixels, videos.max_pixels)
+        scaled = upstream._smart_resize_video(count, height, width, span, factor, *limits)
         grid = (1, scaled[0] // size, scaled[1] // size)
         pixels = OnDemand(lambda: item.scale(*scaled))
         blocks, text = [], []

@@ -24,17 +24,12 @@ SAMPLING = {
 
 @hookimpl
 def mlx_model_families() -> Iterator[ModelFamily]:
-    yield ModelFamily(
-        name="text",
-        matches=matches,
-        load=load,
-        serves="any text model of mlx-lm (Llama, Qwen, Gemma, Mistral, gpt-oss, ...)",
-        sampling=SAMPLING,
-    )
+    serves = "any text model of mlx-lm (Llama, Qwen, Gemma, Mistral, gpt-oss, ...)"
+    yield ModelFamily("text", matches, load, serves, sampling=SAMPLING)
 
 
 def matches(config: Mapping[str, Any]) -> int:
-    """The lowest priority: a specific family has precedence."""
+    """1, the lowest priority, for a model that mlx-lm knows, else 0."""
     from mlx_provider.families.checkpoint import known_to_mlx_lm
 
     return 1 if known_to_mlx_lm(config) else 0

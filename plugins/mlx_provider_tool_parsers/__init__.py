@@ -1,5 +1,5 @@
-"""Tool-call formats of model families, with shared structures. Formats that address whole messages
-(Harmony, Muse) also have their reasoning parsers here."""
+"""The tool-call formats of model families. Formats that write an address on every message (Harmony,
+Muse) also have their reasoning parsers here, because one function reads both."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -24,7 +24,7 @@ FORMATS = (
     auto.MUSE_PARSERS,
     auto.PARSERS,
 )
-"""The first that detects a template is chosen."""
+"""If several parsers of the highest rank detect a template, the first of them is chosen."""
 
 
 @hookimpl

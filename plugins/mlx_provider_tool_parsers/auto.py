@@ -1,6 +1,6 @@
-"""Formats that are found in the text of a reply: any format, for models whose template has no known
-one; and Muse, whose messages are addressed to the model itself or to the user, with calls as
-`atem:` tags."""
+"""Two formats. `auto` recognises calls of any format by their first marker, for models whose chat
+template shows no known format. `muse` addresses each message to the model itself or to the user,
+and writes calls as `atem:` tags."""
 
 import re
 
@@ -39,25 +39,26 @@ TURN_ENDS = tuple(
         "[|endofturn|] <|endofresponse|> <|end_of_role|>"
     ).split()
 )
-"""Of all families: models of one family learn the calls of another, and write these markers as text
-after them."""
+"""Markers that end a turn, of all families. A model that has learned the calls of another family
+writes the markers of that family after them, as text."""
 _JSON = JsonBlock(openers=("<tool_call>", "<|tool_call|>", "[", "{"), end="</tool_call>")
-
-
 _DISTINCT = (*INVOKE_PARSERS, *sections.PARSERS, *gemma.PARSERS, *json_blocks.PARSERS)
 _SHARED = ("<tool_call>", "<|tool_call|>", "<function=", CALLING, "[", "{")
-_OTHERS = {
+"""Openers of several formats: the text after such an opener shows which format it is."""
+_SCAN_BY_OPENER = {
     opener: parser.scan
     for parser in reversed(_DISTINCT)  # the first one counts
     for opener in parser.openers()
     if parser.scan is not None and opener not in (*_SHARED, "<tool_calls>", "```json")
 }
+"""`ToolParser.scan` by opener, for all other openers."""
 
 
 def scan(reader: TextReader, tools: Tools) -> Reading[None]:
-    found = yield from reader.at(*_OTHERS, *_SHARED)
-    if found in _OTHERS:
-        yield from _OTHERS[found](reader, tools)
+    """Read one block of calls in the format that its opener, or the text after that, shows."""
+    found = yield from reader.at(*_SCAN_BY_OPENER, *_SHARED)
+    if found in _SCAN_BY_OPENER:
+        yield from _SCAN_BY_OPENER[found](reader, tools)
     elif found == "<function=":
         yield from QWEN3_CODER.scan(reader, tools)
     elif found == CALLING:
@@ -85,16 +86,16 @@ def _list(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from scan_one(reader, tools)
 
 
-_READ = (*_DISTINCT, *PAIR_PARSERS, *pythonic.PARSERS)
+_ALL = (*_DISTINCT, *PAIR_PARSERS, *pythonic.PARSERS)
 PARSERS = (
     ToolParser(
         name="auto",
         start="<tool_call>",
-        starts=tuple(x for x in (*_SHARED, *_OTHERS) if x not in ("<tool_call>", "{")),
+        starts=tuple(x for x in (*_SHARED, *_SCAN_BY_OPENER) if x not in ("<tool_call>", "{")),
         first=("{",),
         end="</tool_call>",
         scan=scan,
-        markers=tuple({marker: None for parser in _READ for marker in parser.visible()}),
+        markers=tuple({marker: None for parser in _ALL for marker in parser.visible()}),
         aliases=("generic",),
         grammar=json_blocks.TAGGED_GRAMMAR,
         fallback="read",
@@ -102,24 +103,24 @@ PARSERS = (
 )
 
 
+# ---- Muse
 FORM = make_invoke_format("atem:function_calls", "atem:", close_tag_optional=False)
 START, MESSAGE, ENDS = "<|start|>", "<|message|>", ("<|eom|>", "<|eot|>")
 MARKERS = (START, MESSAGE, *ENDS, FORM.call, FORM.call_end, FORM.key, FORM.value_end)
-
 _ADDRESSEE = re.compile(r"[^\s<]*")
 
 
-def _speaks(template: str) -> bool:
+def _is_muse(template: str) -> bool:
     return "<atem:function_calls>" in template or "to=self" in template
 
 
 def read_muse(reader: TextReader, tools: Tools | None) -> Reading[None]:
-    """` to=self<|message|>thoughts<|eom|><|start|>assistant to=user...`. The prompt can contain the
-    beginning of the first header."""
+    """Read a whole reply: ` to=self<|message|>thoughts<|eom|><|start|>assistant to=user...`. The
+    prompt may end inside the first header. If `tools` is `None`, calls are content."""
     addressee = yield from _header(reader, begun=True)
     while (yield from reader.peek()):
         if addressee is None:
-            yield from _body(reader, reader.content, tools, ends=(START,))
+            yield from _body(reader, reader.content, tools, headed=False)
         elif addressee == "self":
             reader.reason()
             yield from _body(reader, reader.reasoning, None)
@@ -130,8 +131,8 @@ def read_muse(reader: TextReader, tools: Tools | None) -> Reading[None]:
 
 
 def _header(reader: TextReader, *, begun: bool = False) -> Reading[str | None]:
-    """The addressee, by default "user"; `None`: no header here. `begun`: the text can be the end of
-    a header."""
+    """Read a header. Returns its addressee, by default "user"; `None`: no header, nothing was read.
+    `begun`: the header may begin in the prompt."""
     mark = reader.mark()
     started = yield from reader.accept(START)
     yield from reader.space()
@@ -148,21 +149,23 @@ def _header(reader: TextReader, *, begun: bool = False) -> Reading[str | None]:
 
 
 def _body(
-    reader: TextReader, emit: Emit, tools: Tools | None, ends: tuple[str, ...] = ENDS
+    reader: TextReader, emit: Emit, tools: Tools | None, *, headed: bool = True
 ) -> Reading[None]:
-    block = FORM.blocks[0]
+    """Read a message and its end marker. Without a header before it (`headed` is false), read up to
+    the next `START`, which stays unread. Calls are reported unless `tools` is `None`."""
+    block, ends = FORM.blocks[0], ENDS if headed else (START,)
     stops = (*ends, block) if tools is not None else ends
-    if ends is not ENDS:
+    if not headed:  # a `START` here begins no header: it is text
         emit((yield from reader.accept(START)))
     while True:
         found = yield from reader.pass_until(stops, emit)
         if found != block:
-            reader.skip(len(found) if ends is ENDS else 0)
+            reader.skip(len(found) if headed else 0)
             return
         scan = scan_block(CALLS, reader, tools or ())
         called = yield from read_block(reader, scan, CALLS, block, emit, tools or ())
         reader.forget_marks()
-        if called and ends is not ENDS:
+        if called and not headed:
             space = yield from read_turn_ends(reader, TURN_ENDS, (START, block), CALLS.visible())
             emit(space if (yield from reader.peek()) else "")
 
@@ -174,7 +177,7 @@ CALLS = ToolParser(
     atomic=True,
     whole=read_muse,
     markers=MARKERS,
-    detect=_speaks,
+    detect=_is_muse,
     grammar=make_invoke_grammar(FORM),
     **identity("muse", aliases="muse_glimmer muse_spark atem", rank=3),
 )
@@ -185,7 +188,7 @@ REASONING_PARSERS = (
         end="",
         whole=read_muse,
         markers=(*MARKERS, FORM.blocks[0], FORM.block_end),
-        detect=_speaks,
+        detect=_is_muse,
         **identity("muse", aliases="muse_glimmer", rank=3),
     ),
 )

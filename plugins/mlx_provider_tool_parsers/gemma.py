@@ -29,11 +29,14 @@ _BETWEEN = re.compile(r"[\s,]*")
 
 @dataclass(frozen=True)
 class GemmaFormat:
+    """`{start}call:NAME{key:value,...}{end}`, with `quote` before and after strings."""
+
     start: str
     end: str
     quote: str
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
+        """Read `start`, one or more calls, and `end`, which may be missing. Raises `NotACall`."""
         yield from reader.expect(self.start)
         yield from reader.space()
         while True:
@@ -53,13 +56,13 @@ class GemmaFormat:
         if not name:
             raise NotACall("a call has a name")
         reader.call(name)
-        quotes = (self.quote, '"')
         yield from _Arguments(
-            reader, reader.arguments, quotes=quotes, form=self, tools=tools, name=name
+            reader, reader.arguments, quotes=(self.quote, '"'), form=self, tools=tools, name=name
         ).value()
         reader.end_call()
 
     def parser(self, name: str, aliases: str = "") -> ToolParser:
+        """The `ToolParser` of this format. `aliases`: names with spaces between them."""
         opener = f"{self.start}call:"
         quotes = (self.quote, self.quote)
         tagged = TaggedArguments(
@@ -77,11 +80,11 @@ class GemmaFormat:
 
 @dataclass(kw_only=True)
 class _Arguments(JsonReader):
-    """Keys are bare. Strings between special quotes have no escapes."""
+    """Reads arguments and emits them as JSON. Strings between special quotes have no escapes."""
 
     form: GemmaFormat
     tools: Tools
-    name: str
+    name: str  # of the tool
     comma: ClassVar[str] = ", "
     colon: ClassVar[str] = ": "
 
@@ -107,8 +110,8 @@ class _Arguments(JsonReader):
         text = yield from self.reader.run(_BARE)
         if not (yield from self.reader.peek()):
             raise TextEnded
-        called = self.tools, self.name, key if self.depth == 1 else ""
-        self.emit(as_json(text.strip(), types(*called), "json", enum_values(*called)))
+        parameter = self.tools, self.name, key if self.depth == 1 else ""
+        self.emit(as_json(text.strip(), types(*parameter), "json", enum_values(*parameter)))
 
     def string(self, quote: str, emit: Emit) -> Reading[None]:
         reader = self.reader
@@ -118,17 +121,17 @@ class _Arguments(JsonReader):
         def piece(text: str) -> None:
             emit(json.dumps(text, ensure_ascii=False)[1:-1])
 
-        # JSON strings have a known end.
-        other = "\\" if quote == '"' else self.form.start + "call:"
-        while (found := (yield from reader.pass_until((quote, other), piece))) != quote:
+        # a JSON string has escapes; a string between special quotes may contain a whole call
+        inside = "\\" if quote == '"' else self.form.start + "call:"
+        while (found := (yield from reader.pass_until((quote, inside), piece))) != quote:
             if not found:
                 raise TextEnded
-            if quote != '"':
+            if quote != '"':  # the quotes in the contained call do not end the string
                 yield from reader.pass_until((self.form.end,), piece)
             elif escape := _ESCAPE.match((yield from reader.peek(6))):
                 emit(reader.skip(len(escape[0])))
             else:
-                emit("\\" + reader.skip(1))
+                emit("\\" + reader.skip(1))  # a backslash that is no escape
         reader.skip(len(quote))
         emit('"')
 

@@ -1,4 +1,4 @@
-"""Harmony (gpt-oss): every message has a header with its channel, and of a call its recipient.
+"""Harmony (gpt-oss): each message has a header with its channel and, for a call, the tool's name.
 
 <|start|>assistant<|channel|>analysis<|message|>THOUGHT<|end|>
 <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>"""
@@ -16,11 +16,10 @@ START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN, CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
 _ENDS = (END, CALL, RETURN)
 MARKERS = (START, CHANNEL, MESSAGE, *_ENDS, CONSTRAIN)
-
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)|^\s*(analysis|commentary|final)\b")
 _NAME = re.compile(r"[\w.:/-]*")
 _CUT_HEADER = re.compile(r"\s*(?:assistant\b)?\s*(?:to?|to=[\w.:/-]*)?\s*")
-"""A header without a channel, of a reply that ends in it."""
+"""A header without a channel that the end of the reply cuts."""
 _RECIPIENT = re.compile(r"\bto=([\w.:/-]+)")
 
 
@@ -42,7 +41,8 @@ class StrippedText:
 
 
 def read_harmony(reader: TextReader, tools: Tools | None) -> Reading[None]:
-    """Without tools, messages to a tool are content. Text outside of messages is content, too."""
+    """Read a whole reply: report its thoughts, content and calls. If `tools` is `None`, messages to
+    a tool are content. Text outside of messages is content, too."""
     if (yield from _begins_in_header(reader)):
         yield from _message(reader, tools)
     while True:
@@ -56,13 +56,14 @@ def read_harmony(reader: TextReader, tools: Tools | None) -> Reading[None]:
             reader.content(space)
             yield from reader.pass_until(MARKERS, reader.content)
         else:
-            reader.content(space if reader.position == len(space) else "")  # all of the reply
+            # white space is content if it is the whole reply
+            reader.content(space if reader.position == len(space) else "")
             return
 
 
 def _begins_in_header(reader: TextReader) -> Reading[bool]:
-    """Whether the reply begins with the rest of a header, which the prompt has begun: a role, a
-    channel or a recipient, and then a marker or the end. Reads nothing."""
+    """Whether the reply begins with the rest of a header that began in the prompt: a role, a
+    channel or a recipient, and then a marker or the end of the reply. Reads nothing."""
     mark = reader.mark()
     yield from reader.space()
     start = reader.position
@@ -81,13 +82,14 @@ def _begins_in_header(reader: TextReader) -> Reading[bool]:
 
 
 def _message(reader: TextReader, tools: Tools | None) -> Reading[None]:
+    """Read a header and its message. Of several headers in a row, only the last one counts."""
     found = START
     while found == START:
-        header: list[str] = []  # one before it had no message
+        header: list[str] = []
         found = yield from reader.pass_until((MESSAGE, *_ENDS, START), header.append)
         reader.skip(len(found))
     text = "".join(header)
-    if found != MESSAGE:  # no message follows: what is not a header is text
+    if found != MESSAGE:  # no message follows: the text is content, unless it is a header
         if CHANNEL not in text and (found or not _CUT_HEADER.fullmatch(text)):
             reader.content(text.strip())
         return
@@ -105,7 +107,7 @@ def _message(reader: TextReader, tools: Tools | None) -> Reading[None]:
 
 
 def _body(reader: TextReader, emit: Emit, *, thoughts: bool) -> Reading[None]:
-    """Reads to the next message. An `END` inside an answer is text if text follows it."""
+    """Read to the next message. An `END` inside an answer is text if text follows it."""
     while True:
         found = yield from reader.pass_until((*_ENDS, START, CHANNEL), emit)
         if found in ("", START, CHANNEL):
@@ -119,8 +121,8 @@ def _body(reader: TextReader, emit: Emit, *, thoughts: bool) -> Reading[None]:
 
 
 def _call(reader: TextReader, name: str) -> Reading[None]:
-    """Reads a message to a tool. One that is no call is text. If its name has been reported, what
-    follows up to an end marker is shown unread, with headers."""
+    """Read a message to the tool `name`. A message that is no call is content. If the call has been
+    reported already, everything up to an end marker is content, with headers."""
     mark, before = reader.mark(), reader.calls_begun
     try:
         yield from read_call(reader, name)

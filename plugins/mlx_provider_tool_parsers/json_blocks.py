@@ -1,7 +1,7 @@
 """JSON calls between markers: Hermes, Qwen and many more.
 
-`[Calling tool: NAME({...})]`: the form of calls in histories of some servers, which models imitate.
-Apertus: a list of objects in which the tool's name is the key of its arguments."""
+Some servers write calls of earlier turns as `[Calling tool: NAME({...})]`, and models imitate them.
+Apertus writes a list of objects in which the tool's name is the key of its arguments."""
 
 import json
 
@@ -21,10 +21,11 @@ FUNCTION_TAGS = TagFormat(untyped_values="json")
 FUNCTION_JSON = TagFormat(blocks=(), block_end="")
 TAGGED_GRAMMAR = CallGrammar.json("<tool_call>\n", "\n</tool_call>")
 GIGACHAT_ENDS = ("<|message_sep|>\n\n", "<|message_sep|>\n", "<|message_sep|>", "")
-"""Texts before `function call`. The prompt can end with them, and models may omit line ends."""
+"""Texts before `function call`. They may stand in the prompt, and models may omit line ends."""
 
 
 def scan_calling(reader: TextReader) -> Reading[None]:
+    """Read `[Calling tool: NAME({...})]`. Raises `NotACall`."""
     yield from reader.expect(CALLING)
     name = (yield from reader.until("(", "]")).strip()
     yield from reader.expect("(")
@@ -35,8 +36,8 @@ def scan_calling(reader: TextReader) -> Reading[None]:
 
 
 def scan_qwen(reader: TextReader, tools: Tools) -> Reading[None]:
-    """`<tool_call><function=` is another format: a complete block stays text, and one that the
-    reply's end cuts is dropped."""
+    """JSON in `<tool_call>`, or `[Calling tool:`. `<tool_call><function=` is another format: a
+    complete block of it is text, and a block that the end of the reply cuts is dropped."""
     if (yield from reader.at(CALLING)):
         yield from scan_calling(reader)
         return
@@ -53,7 +54,7 @@ def scan_llama(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def scan_hermes(reader: TextReader, tools: Tools) -> Reading[None]:
-    """JSON, bare or in `<tool_call>`; tags `<function=`, bare or in it; or `[Calling tool:`."""
+    """JSON or a tag `<function=`, each bare or in `<tool_call>`; or `[Calling tool:`."""
     found = yield from reader.at(CALLING, "<tool_call>", "<function=", "{")
     if found == CALLING:
         yield from scan_calling(reader)
@@ -167,9 +168,7 @@ PARSERS = (
         first=("[{",),
         end="",
         scan=scan_llama,
-        detect=lambda template: (
-            "<|python_tag|>" in template or '"parameters": dictionary of' in template
-        ),
+        detect=lambda text: "<|python_tag|>" in text or '"parameters": dictionary of' in text,
         grammar=CallGrammar.json("", "", key="parameters"),
         **identity("llama3_json", aliases="llama llama3 llama3_1 llama3_2 llama4_json"),
     ),

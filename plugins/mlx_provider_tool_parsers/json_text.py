@@ -1,6 +1,6 @@
-"""Calls as JSON objects, single or in a list, after a marker or at the start of an answer. Entries
-for a format: `json_block` (calls are JSON objects only), `JsonBlock` (it has other forms, too),
-`read_call` (the name stands before the object)."""
+"""Calls as JSON objects, single or in a list, after a marker or at the start of an answer. A format
+uses `json_block` if its calls are only JSON objects, `JsonBlock` if it has other forms, too, and
+`read_call` if the name stands before the object."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def identity(
     name: str, marks: tuple[str, ...] = (), *, aliases: str = "", rank: int = 2
 ) -> dict[str, Any]:
     """Fields of a `ToolParser` by which it is chosen. `marks`: texts that all chat templates of the
-    format contain; empty: by its name alone."""
+    format contain; empty: no `detect`. `aliases`: names with spaces between them."""
     fields: dict[str, Any] = {"name": name, "aliases": tuple(aliases.split()), "rank": rank}
     if marks:
         fields["detect"] = lambda template: all(mark in template for mark in marks)
@@ -63,8 +63,8 @@ CALL_KEYS = frozenset(
 )
 _CLOSERS = re.compile(r"[\s}\]]*")
 _FIRST_KEY = re.compile(r'[\[\s]*\{\s*"([^"]*)')
-"""The first key of an object, or its beginning. If one has been read, a failure makes everything
-text, because text in a value may look like a call."""
+"""The first key of an object, perhaps cut. Once it has been read, a failure makes everything text,
+because text in a value may look like a call."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class JsonBlock:
             mark = reader.mark()
             yield from reader.run(_CLOSERS)
             closed = yield from reader.accept(*ends)
-            reader.rewind(reader.position if closed else mark)
+            reader.rewind(reader.position if closed else mark)  # the former only drops the mark
 
     def _read_values(self, reader: TextReader) -> Reading[None]:
         while True:
@@ -158,19 +158,19 @@ class CallObject(JsonReader):
     call_id: str = ""
     reported: bool = False
     arguments_before_name: str = ""
-    arguments_before_id: list[str] = field(default_factory=list)
-    """In pieces."""
+    arguments_before_id: list[str] = field(default_factory=list)  # in pieces
 
     @property
     def has_read_arguments(self) -> bool:
         return bool(self.reported or self.arguments_before_name or self.arguments_before_id)
 
     def read(self) -> Reading[None]:
+        """Read the object and report its call. Raises `NotACall`."""
         if not (yield from self.reader.at("{")):  # `items` reads it; this raises if there is none
             yield from self.reader.expect("{")
         try:
             yield from self.items("{")
-        finally:  # a fault after them takes back no call: without ids, it has been reported before
+        finally:  # also after a fault: a format without ids has reported the call by then
             if self.arguments_before_id:
                 self.report("".join(self.arguments_before_id))
         if not self.name or (self.block.bare and not self.has_read_arguments):
@@ -180,6 +180,7 @@ class CallObject(JsonReader):
         self.reader.end_call()
 
     def report(self, arguments: str = "") -> None:
+        """Report the call, and the `arguments` that were read before this was possible."""
         self.reported = True
         self.reader.call(self.name, self.call_id)
         self.reader.arguments(arguments)
@@ -231,7 +232,7 @@ class CallObject(JsonReader):
 
 
 def unwrap_arguments(text: str) -> str:
-    """JSON text of arguments: an object inside a JSON string becomes the object, `null` `{}`."""
+    """JSON text of arguments: a string with a JSON object becomes the object, and `null` `{}`."""
     if text.startswith('"'):
         with suppress(ValueError, RecursionError):
             value: str = json.loads(text)
@@ -243,8 +244,8 @@ def unwrap_arguments(text: str) -> str:
 def read_call(
     reader: TextReader, name: str, then: ShowText | None = None, call_id: str = ""
 ) -> Reading[None]:
-    """Report a call whose arguments, a JSON object, begin here. Raises `NotACall`. `then` shows the
-    text behind a malformed object, by default up to its closing bracket."""
+    """Read the arguments of the call `name`, a JSON object that begins here, and report the call.
+    Raises `NotACall`. `then` shows the text after a fault, by default up to the closing bracket."""
     yield from reader.space()
     if not name:
         raise NotACall("a call has a name")
@@ -262,14 +263,15 @@ def read_call(
 
 
 def read_json_text(reader: TextReader) -> Reading[str]:
+    """Read one JSON value and return its text. Raises `NotACall`."""
     parts: list[str] = []
     yield from read_json(reader, parts.append)
     return "".join(parts)
 
 
 def read_json_before(reader: TextReader, end: str) -> Reading[str]:
-    """Read a JSON list, object or string, as written, if `end` follows it. Empty: there is none,
-    and nothing was read."""
+    """Read a JSON list, object or string if `end` follows it. Returns its text as written; empty:
+    there is none, and nothing was read."""
     mark, text = reader.mark(), ""
     yield from reader.space()
     if (yield from reader.at("{", "[", '"')):
@@ -294,7 +296,7 @@ class Brackets:
     """End also after a character that JSON has only inside strings."""
     quotes: str = '"'
     """Characters that begin a string."""
-    brackets: str = "[]{}"  # a format may add parentheses
+    brackets: str = "[]{}"  # Python calls add parentheses
     depth: int = 0
     quote: str = ""
     escaped: bool = False

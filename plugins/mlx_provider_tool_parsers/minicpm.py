@@ -18,16 +18,18 @@ _HEADER = re.compile(r"""\s*=?\s*(?:"([^"<>]+)"|'([^'<>]+)'|([^\s"'<>]+))\s*""")
 
 
 def scan(reader: TextReader, tools: Tools) -> Reading[None]:
-    """`<function name="NAME"><param name="KEY">value</param></function>`."""
+    """Read `<function name="NAME"><param name="KEY">value</param></function>`."""
     start = reader.mark()
     yield from reader.expect(OPEN)
     yield from reader.space()
     quoted = (yield from reader.peek()) in ('"', "'")
+    # only a call has a quoted name: a fault in it makes the whole element text
     name = "" if quoted else (yield from _header(reader))
     yield from claim(_call(reader, name, tools), _show_element(start))
 
 
 def _header(reader: TextReader) -> Reading[str]:
+    """Read the rest of an opening tag. Returns the name in it."""
     found = _HEADER.fullmatch((yield from reader.until(">", "<")))
     if found is None or not (yield from reader.accept(">")):
         raise NotACall("a tag has one name")
@@ -35,14 +37,18 @@ def _header(reader: TextReader) -> Reading[str]:
 
 
 def _call(reader: TextReader, name: str, tools: Tools) -> Reading[None]:
-    """The name, if it was not read; then parameters, or one JSON object; then the end."""
+    """Read the name, if it is empty, then parameters or one JSON object, then the end."""
     name, known = name or (yield from _header(reader)), functions(tools)
     if not name or (known and name not in known):
         raise NotACall("no such tool")
     arguments = Arguments(reader, tools, name, "json", lines=False)
     yield from reader.space()
     body = (yield from read_json_text(reader)) if (yield from reader.at("{")) else "{}"
-    for key, item in json.loads(body).items():
+    try:
+        given = json.loads(body)
+    except ValueError as error:  # a number of more than 4,300 digits
+        raise NotACall(str(error)) from None
+    for key, item in given.items():
         _open(arguments, key)
         arguments.piece(item if isinstance(item, str) else json.dumps(item, ensure_ascii=False))
         arguments.close()
@@ -57,6 +63,7 @@ def _call(reader: TextReader, name: str, tools: Tools) -> Reading[None]:
 
 
 def _open(arguments: Arguments, key: str) -> None:
+    """Begin a parameter. Raises `NotACall` if it is not declared, or repeated."""
     if functions(arguments.tools) and key not in properties(arguments.tools, arguments.name):
         raise NotACall("no such parameter")
     if key in arguments.keys:
@@ -65,7 +72,7 @@ def _open(arguments: Arguments, key: str) -> None:
 
 
 def _value(reader: TextReader, arguments: Arguments) -> Reading[None]:
-    """Text without surrounding white space, and literal CDATA sections. No tags."""
+    """Read a value and its closing tag: text without white space around it, and CDATA sections."""
     while True:
         arguments.piece(html.unescape((yield from reader.until("<")).strip()))
         if (yield from reader.accept("</param>", "</parameter>")):

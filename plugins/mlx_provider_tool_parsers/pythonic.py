@@ -31,7 +31,7 @@ _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 
 
 def parse_call(text: str) -> ToolCall:
-    """`f(a=1)`. A single dictionary in place of keywords is the arguments. Raises `ValueError`."""
+    """The call in Python source such as `f(a=1)` or `f({"a": 1})`. Raises `ValueError`."""
     try:
         node = ast.parse(_one_line_strings(text), mode="eval").body
     except (SyntaxError, MemoryError, RecursionError) as error:
@@ -57,11 +57,12 @@ class _JsonConstants(ast.NodeTransformer):
         return ast.Constant(_CONSTANTS[node.id]) if node.id in _CONSTANTS else node
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
-        # such as 1e999, which is JSON
+        # a large number such as 1e999 is valid JSON, but infinity is not
         return ast.Constant(sys.float_info.max) if node.value == math.inf else node
 
 
 def _value(node: ast.expr) -> Any:
+    """The value of a literal that JSON can write. Raises `ValueError`."""
     try:
         value = ast.literal_eval(_JsonConstants().visit(node))
         json.dumps(value, allow_nan=False)
@@ -71,22 +72,24 @@ def _value(node: ast.expr) -> Any:
 
 
 def _one_line_strings(text: str) -> str:
-    """Escapes line ends inside quotes: models write them raw, Python refuses them. It would warn of
-    an unknown escape, and keep the backslash."""
+    """Escape line ends in strings: models write them raw, and Python refuses them. Double the
+    backslash of an unknown escape, which gives the same text without a warning of Python."""
 
     def escape(found: re.Match[str]) -> str:
         if found[0] == "\n":
             return "\\n"
         return found[0] if found[0][1:] in _ESCAPES else f"\\{found[0]}"
 
-    return _STRING.sub(
-        lambda found: found[0] if found[2] is not None else _ESCAPE.sub(escape, found[0]), text
-    )
+    def escape_string(found: re.Match[str]) -> str:
+        is_open = found[2] is not None  # the text ends in it
+        return found[0] if is_open else _ESCAPE.sub(escape, found[0])
+
+    return _STRING.sub(escape_string, text)
 
 
 def read_calls(reader: TextReader, stop: str, *, listed: bool) -> Reading[None]:
-    """Up to `stop`, which stays unread. Each call is reported when it ends. `listed`: commas
-    separate them. Raises `NotACall`."""
+    """Read calls up to `stop`, which stays unread. Each one is reported when it ends. `listed`:
+    commas must separate them. Raises `NotACall`."""
     while not (yield from reader.at(stop)):
         head = yield from reader.run(_HEAD)
         if not head or head[0].isdigit() or (yield from reader.peek()) != "(":
@@ -108,6 +111,7 @@ def read_calls(reader: TextReader, stop: str, *, listed: bool) -> Reading[None]:
 
 
 def scan_list(reader: TextReader, tools: Tools) -> Reading[None]:
+    """Read `[f(a=1), g()]`, with or without Llama 4's markers around it. Raises `NotACall`."""
     before = reader.calls_begun
     yield from reader.accept("<|python_start|>")
     yield from reader.space()
@@ -121,7 +125,7 @@ def scan_list(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def scan_lfm2(reader: TextReader, tools: Tools) -> Reading[None]:
-    """Calls between markers, a list alone, or calls in the form of other servers."""
+    """Read calls between markers, a list without markers, or `[Calling tool: NAME({...})]`."""
     found = yield from reader.at("<|tool_call_start|>", CALLING, "[")
     if found == CALLING:
         yield from scan_calling(reader)
@@ -132,7 +136,7 @@ def scan_lfm2(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def _between(reader: TextReader, tools: Tools, start: str, end: str) -> Reading[None]:
-    """Python calls, or JSON calls, between two markers. Markers inside strings are text."""
+    """Read Python calls or JSON calls between two markers. Markers inside strings are text."""
     mark = reader.mark()
     yield from reader.expect(start)
     yield from reader.space()
@@ -143,18 +147,18 @@ def _between(reader: TextReader, tools: Tools, start: str, end: str) -> Reading[
         yield from JsonBlock((start,), end).scan(reader, tools)
         return
     reader.drop_mark()
-    named = reader.mark()
+    first_call = reader.mark()
     head = yield from reader.run(_HEAD)
-    begun = head and (yield from reader.at("("))
-    reader.rewind(named)
+    is_call = head and (yield from reader.at("("))
+    reader.rewind(first_call)
     calls = read_calls(reader, "]" if listed else end, listed=listed)
-    yield from claim(calls, show_through(end)) if begun else calls
+    yield from claim(calls, show_through(end)) if is_call else calls
     yield from reader.accept("]")
     yield from reader.space()
     yield from reader.accept(end)
 
 
-def _write(start: str, end: str, between: str = ", ") -> CallGrammar:
+def _make_grammar(start: str, end: str, between: str = ", ") -> CallGrammar:
     keywords = TaggedArguments("", "=", "", between=", ", quotes=None, keywords=True)
     return CallGrammar("{name}(", ")", start, end, between, keywords)
 
@@ -165,7 +169,7 @@ PARSERS = (
         first=("[",),
         end="<|python_end|>",
         scan=scan_list,
-        grammar=_write("[", "]"),
+        grammar=_make_grammar("[", "]"),
         **identity("llama4_pythonic", ("<|python_start|>",), aliases="pythonic llama4", rank=3),
     ),
     ToolParser(
@@ -174,14 +178,14 @@ PARSERS = (
         first=("[",),
         end="<|tool_call_end|>",
         scan=scan_lfm2,
-        grammar=_write("<|tool_call_start|>[", "]<|tool_call_end|>"),
+        grammar=_make_grammar("<|tool_call_start|>[", "]<|tool_call_end|>"),
         **identity("lfm2", ("<|tool_call_start|>",), rank=3),
     ),
     ToolParser(
         start="<function_calls>",
         end="</function_calls>",
         scan=partial(_between, start="<function_calls>", end="</function_calls>"),
-        grammar=_write("<function_calls>", "</function_calls>", between="\n"),
+        grammar=_make_grammar("<function_calls>", "</function_calls>", between="\n"),
         **identity("olmo3", ("<function_calls>",)),
     ),
 )

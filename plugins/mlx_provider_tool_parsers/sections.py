@@ -1,5 +1,5 @@
-"""Calls as `NAME marker {json}` inside a section: DeepSeek V3 and V3.1, Mistral, and Kimi K2, which
-names a call by an id, `functions.NAME:INDEX`, or in other forms."""
+"""Calls as `NAME marker {json}` inside a section: DeepSeek V3 and V3.1, Mistral, and Kimi K2. In
+place of the name, Kimi K2 writes an id such as `functions.NAME:INDEX`."""
 
 import re
 from collections.abc import Callable
@@ -17,6 +17,7 @@ _NAME_CHARACTERS = re.compile(r"[\w.:/-]*")
 
 
 def plain_name(text: str, tools: Tools) -> str:
+    """`text` without the white space around it. Raises `NotACall` if it is no name."""
     name = text.strip()
     if not _NAME.fullmatch(name):
         raise NotACall("not a name")
@@ -28,7 +29,7 @@ _COUNTER = re.compile(r"[_.-]?\d+$")
 _OPAQUE = re.compile(
     r"(?:call|toolu|fc|tool|tool_call|chatcmpl)[-_][\w-]*|functions|\d*|(?=.*\d)[\da-f-]{8,}"
 )
-"""Ids of other models' servers: they hold no name."""
+"""Ids that other models' servers make. They contain no name."""
 
 
 def kimi_name(text: str, tools: Tools) -> str:
@@ -49,19 +50,21 @@ def kimi_name(text: str, tools: Tools) -> str:
 
 @dataclass(frozen=True)
 class Section:
+    """One of `begin`, calls `call [kind separator] NAME separator {json} call_end`, one of `end`.
+    If there is a `fence`, its texts stand around the JSON, without a `separator` before it."""
+
     begin: tuple[str, ...]
     call: str
     separator: str
     call_end: str
     end: tuple[str, ...]
     kind: str = ""
-    """A word between the call's opener and another separator."""
     fence: tuple[str, str] = ("", "")
     name: Callable[[str, Tools], str] = plain_name
-    """(text before the arguments, tools) -> name."""
+    """(`NAME` as the model wrote it, tools) -> the tool's name. Raises `NotACall`."""
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
-        """Text between calls is dropped, up to another section."""
+        """Read one section. Text between its calls is dropped. Raises `NotACall`."""
         yield from reader.accept(*self.begin)
         before = reader.calls_begun
         while True:
@@ -75,6 +78,7 @@ class Section:
             raise NotACall("a section without a call")
 
     def one(self, reader: TextReader, tools: Tools) -> Reading[None]:
+        """Read one call, from the text after `call` up to `call_end`, which may be missing."""
         if self.kind:
             yield from reader.space()
             yield from reader.expect(self.kind)
@@ -111,7 +115,7 @@ _MISTRAL_LIST = JsonBlock(openers=("[TOOL_CALLS]",), ids=True)
 
 
 def scan_mistral(reader: TextReader, tools: Tools) -> Reading[None]:
-    """`[TOOL_CALLS]NAME[ARGS]{...}`, with or without `[CALL_ID]`; older models: a JSON list."""
+    """Read `[TOOL_CALLS]NAME[CALL_ID]id[ARGS]{...}`, or the JSON list of older models."""
     if (yield from behind(reader, "[TOOL_CALLS]", "[", "{")):
         yield from _MISTRAL_LIST.scan(reader, tools)
         return
@@ -119,7 +123,7 @@ def scan_mistral(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from reader.space()
     name = yield from reader.run(_NAME_CHARACTERS)
     if not name and not (yield from reader.peek()):
-        return
+        return  # a marker at the end of the reply is dropped
     yield from reader.space()
     call_id = ""
     if (yield from reader.accept("[CALL_ID]")):
@@ -128,7 +132,7 @@ def scan_mistral(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from read_call(reader, name, call_id=call_id)
 
 
-def _section(
+def _make_parser(
     section: Section, head: str, tail: str = "", between: str = "", **fields: Any
 ) -> ToolParser:
     """`head`, `tail`: texts before and after the arguments, within the markers of a call."""
@@ -165,7 +169,7 @@ def _shows_ids(template: str) -> bool:
 
 
 PARSERS = (
-    _section(
+    _make_parser(
         DEEPSEEK_V3,
         head="function<｜tool▁sep｜>{name}\n```json\n",
         tail="\n```",
@@ -177,13 +181,13 @@ PARSERS = (
             rank=3,
         ),
     ),
-    _section(
+    _make_parser(
         DEEPSEEK_V31,
         head="{name}<｜tool▁sep｜>",
         after="drop",
         **identity("deepseek_v31", ("<｜tool▁sep｜>",)),
     ),
-    _section(
+    _make_parser(
         KIMI_K2,
         head="functions.{name}:{digits}<|tool_call_argument_begin|>",
         after="drop",

@@ -1,5 +1,5 @@
-"""Formats that `tagged.TagFormat` describes: names in attributes of tags (Qwen3-Coder and related
-models, `<invoke name="NAME">`), and names and keys between tags (GLM, Poolside, Hunyuan)."""
+"""Formats that `tagged.TagFormat` describes: names inside tags (Qwen3-Coder and related models,
+`<invoke name="NAME">`), or names and keys between tags (GLM, Poolside, Hunyuan)."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,8 @@ from .tagged import TagFormat
 
 
 def make_tag_parser(*forms: TagFormat, **fields: Any) -> ToolParser:
-    """`fields` replace what follows from the formats; with several formats, `scan` must choose."""
+    """A parser of all `forms`. `fields`: of `ToolParser`, in place of what `forms` give. For
+    several `forms`, pass a `scan` that chooses between them."""
     openers: list[str] = []
     markers: list[str] = []
     for form in forms:
@@ -20,14 +21,8 @@ def make_tag_parser(*forms: TagFormat, **fields: Any) -> ToolParser:
         markers += (form.call, form.call_end, form.key, form.value_end)
         markers += filter(None, (form.key_end, form.value, form.separator))
     end, *ends = (form.block_end or form.call_end for form in forms)
-    defaults: dict[str, Any] = {
-        "start": openers[0],
-        "starts": tuple(openers[1:]),
-        "end": end,
-        "ends": tuple(ends),
-        "scan": forms[0].scan,
-        "markers": tuple(markers),
-    }
+    defaults: dict[str, Any] = {"start": openers[0], "starts": tuple(openers[1:])}
+    defaults |= {"end": end, "ends": tuple(ends), "scan": forms[0].scan, "markers": tuple(markers)}
     return ToolParser(**defaults | fields)
 
 
@@ -78,9 +73,8 @@ PARSERS = (
 
 
 # ---- <invoke name="NAME"><parameter name="KEY">value</parameter></invoke>
-
-
 def make_invoke_format(block: str, prefix: str = "", **fields: Any) -> TagFormat:
+    """`<invoke name="NAME">` inside `<BLOCK>`. `prefix` goes before `invoke` and `parameter`."""
     return TagFormat(
         blocks=(f"<{block}>",),
         block_end=f"</{block}>",
@@ -93,7 +87,7 @@ def make_invoke_format(block: str, prefix: str = "", **fields: Any) -> TagFormat
 
 
 def make_invoke_grammar(form: TagFormat) -> CallGrammar:
-    """If untyped values are JSON, `string="true"` marks parameters that are text."""
+    """The grammar of `make_invoke_format`. If untyped values are JSON, an attribute marks text."""
     marked = form.untyped_values == "json"
     text_suffix, other_suffix = ('" string="true">', '" string="false">') if marked else ("", '">')
     return CallGrammar(
@@ -118,7 +112,7 @@ def _make_invoke_parser(name: str, form: TagFormat, aliases: str = "", **fields:
 
 
 _DSML = "｜DSML｜"
-_MARKED: dict[str, Any] = {"prefix": _DSML, "close_tag_optional": False, "untyped_values": "json"}
+_FIELDS: dict[str, Any] = {"prefix": _DSML, "close_tag_optional": False, "untyped_values": "json"}
 INVOKE_PARSERS = (
     _make_invoke_parser(
         "minimax_m2",
@@ -127,10 +121,10 @@ INVOKE_PARSERS = (
         starts=("<invoke name=",),  # longer than the `<invoke` of other bare calls
     ),
     _make_invoke_parser("dots", make_invoke_format("dots_function_call")),
-    _make_invoke_parser("deepseek_v32", make_invoke_format(f"{_DSML}function_calls", **_MARKED)),
+    _make_invoke_parser("deepseek_v32", make_invoke_format(f"{_DSML}function_calls", **_FIELDS)),
     _make_invoke_parser(
         "deepseek_v4",
-        make_invoke_format(f"{_DSML}tool_calls", **_MARKED),
+        make_invoke_format(f"{_DSML}tool_calls", **_FIELDS),
         aliases="dsml deepseek_v4_0731",
     ),
 )
@@ -138,8 +132,6 @@ INVOKE_PARSERS = (
 
 # ---- <tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_call>
 # Hunyuan: a block around calls, and after NAME a tag <tool_sep>
-
-
 def _make_pair_format(
     block: str = "", suffix: str = "", separator: str = "", **fields: Any
 ) -> TagFormat:
@@ -167,19 +159,15 @@ def _make_pair_format(
 def _make_pair_grammar(form: TagFormat, **fields: Any) -> CallGrammar:
     """With a block, each call ends with a line end; without one, line ends are between calls."""
     line = "\n" if form.blocks else ""
+    key_after, value_after = f"{form.key_end}\n{form.value}", f"{form.value_end}\n"
+    barred = form.barred_in_values
     return CallGrammar(
         before=f"{form.call}{{name}}{form.separator}\n",
         after=form.call_end + line,
         open="".join(form.blocks) + line,
         close=form.block_end,
         between="" if line else "\n",
-        tagged=TaggedArguments(
-            form.key,
-            f"{form.key_end}\n{form.value}",
-            f"{form.value_end}\n",
-            barred=form.barred_in_values,
-            **fields,
-        ),
+        tagged=TaggedArguments(form.key, key_after, value_after, barred=barred, **fields),
     )
 
 
@@ -191,12 +179,13 @@ _HY_OPEN = _make_pair_format("tool_calls", OPENSOURCE, "tool_sep", undeclared_ca
 
 
 def scan_hy_v3(reader: TextReader, tools: Tools) -> Reading[None]:
+    """Read a block of Hunyuan's format, with or without the suffix in its tags."""
     with_suffix = yield from reader.at(*_HY_OPEN.blocks, _HY_OPEN.call)
     yield from (_HY_OPEN if with_suffix else _HY_V3).scan(reader, tools)
 
 
 def _make_hy_v3(form: TagFormat, other: TagFormat, **fields: Any) -> ToolParser:
-    """Reads both forms, and writes `form`."""
+    """A parser that reads both formats, and whose grammar is that of `form`."""
     grammar = _make_pair_grammar(form)
     return make_tag_parser(form, other, scan=scan_hy_v3, atomic=True, grammar=grammar, **fields)
 

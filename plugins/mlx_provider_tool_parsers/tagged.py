@@ -23,38 +23,38 @@ from .values import Arguments, Unknown, accept_spaced, accepts, behind, properti
 _NAME = re.compile(r"""\bname\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>"']+))""")
 _BARE_NAME = re.compile(r"[\w.:/-]*")
 _STRING = re.compile(r"""\bstring\s*=\s*["']?(true|false)""")
-_LONGEST_TAG = 128
+_LONGEST_TAG = 128  # characters
 
 
 @dataclass(frozen=True)
 class TagFormat:
-    """Tags with a name inside are given without their `>`."""
+    """The tags of one format. Those with a name inside are given without their `>`."""
 
     blocks: tuple[str, ...] = ("<tool_call>",)
     block_end: str = "</tool_call>"
     call: str = "<function="
     call_end: str = "</function>"
     separator: str = ""
-    """Tag after a name that stands behind `call`; it can be missing."""
+    """Tag after the tool's name, if the name follows `call`; a model may omit it."""
     key: str = "<parameter="
     key_end: str = ""
-    """Empty: names stand in the tags; else behind `call`, and between `key` and `key_end`."""
+    """Empty: tags contain the names. Else the tool's name follows `call`, and this ends a key."""
     value: str = ""
-    """Tag before a value, with `key_end`."""
+    """Tag before a value, if there is a `key_end`."""
     value_end: str = "</parameter>"
     untyped_values: Unknown = "string"
     value_on_own_lines: bool = True
     """Line ends directly inside the tags of a value belong to the tags."""
     allow_bare_calls: bool = True
-    """Calls can occur without a block around them; with names in tags, these need a parameter."""
+    """Calls can stand without a block around them. If tags contain names, they need a parameter."""
     undeclared_call: Literal["call", "text", "nothing"] = "call"
-    """What a call of a tool that the request does not have is."""
+    """What is reported for a call of a tool that the request does not have."""
     close_tag_optional: bool = True
     """The closing tag of a parameter can be missing before the next declared one."""
 
     @property
     def barred_in_values(self) -> tuple[str, ...]:
-        """Texts besides the closing tag that are not text of a value."""
+        """Texts, besides the closing tag, that no value may contain."""
         return (self.call, self.key) if self.close_tag_optional else (self.call,)
 
     @property
@@ -68,10 +68,12 @@ class TagFormat:
         return self.call_end if self.key_end else self.block_end
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
-        return _TagReader(self, reader, tools).block()
+        """Read one block, or one call without a block. Raises `NotACall`."""
+        return _TagReader(self, reader, tools).read_block()
 
 
 def header_name(header: str) -> str:
+    """The name in the text of a tag after its first word, `=NAME` or `name="NAME"`; empty: none."""
     if header.startswith("="):
         return header[1:].strip().strip("\"'")
     match = _NAME.search(header)
@@ -80,32 +82,35 @@ def header_name(header: str) -> str:
 
 @dataclass
 class _TagReader:
+    """Reads one block of `form`, or one call without a block."""
+
     form: TagFormat
     reader: TextReader
     tools: Tools
-    found: bool = False
+    has_call: bool = False
 
-    def block(self) -> Reading[None]:
+    def read_block(self) -> Reading[None]:
         form, reader = self.form, self.reader
         opener = yield from reader.at(*form.blocks)
         wrapped = bool(reader.skip(len(opener)))
         yield from reader.space()
         if wrapped and (yield from reader.at("{", "[")):
-            yield from self.json_calls(form.block_end)
+            yield from self.read_json_calls(form.block_end)
             return
         while True:
             yield from reader.space()
             if not (yield from reader.at(form.call)):
                 break
             if not wrapped:
-                yield from self.call(wrapped)
+                yield from self.read_call(wrapped)
                 break
-            yield from claim(self.call(wrapped), show_through(form.malformed_end))
+            yield from claim(self.read_call(wrapped), show_through(form.malformed_end))
         closed = bool(form.block_end and (yield from accept_spaced(reader, form.block_end)))
-        if not self.found:
-            yield from self.nothing_found(closed)
+        if not self.has_call:
+            yield from self.raise_failure(closed)
 
-    def nothing_found(self, closed: bool) -> Reading[None]:
+    def raise_failure(self, closed: bool) -> Reading[None]:
+        """The block has no call: raise `TextEnded` if the reply ends here, else `NotACall`."""
         form, reader = self.form, self.reader
         following = yield from reader.peek()
         if not closed and not following:
@@ -114,41 +119,41 @@ class _TagReader:
         then = show_through(form.block_end) if broken and form.block_end else None
         raise NotACall("a block without a call", then=then)
 
-    def json_calls(self, end: str) -> Reading[None]:
+    def read_json_calls(self, end: str) -> Reading[None]:
         known = bool if self.form.undeclared_call == "call" else accepts(self.tools)
         yield from JsonBlock((), end, known=known).read_calls(self.reader)
 
-    def call(self, wrapped: bool) -> Reading[None]:
+    def read_call(self, wrapped: bool) -> Reading[None]:
+        """Read one call. `wrapped`: it stands in a block."""
         form, reader = self.form, self.reader
-        name = yield from self.name()
+        name = yield from self.read_name()
         if not name:
             yield from reader.space()
             if not (yield from reader.at("{", "[")):
                 raise NotACall("a call has a name")
-            yield from self.json_calls(form.call_end)
-            self.found = True
+            yield from self.read_json_calls(form.call_end)
+            self.has_call = True
             return
         known = form.undeclared_call == "call" or accepts(self.tools)(name)
-        report = reader if known else TextReader()
-        arguments = Arguments(
-            report, self.tools, name, form.untyped_values, form.value_on_own_lines
-        )
+        report = reader if known else TextReader()  # the latter's events go nowhere
+        unknown, lines = form.untyped_values, form.value_on_own_lines
+        arguments = Arguments(report, self.tools, name, unknown, lines)
         yield from reader.space()
         if (yield from reader.at("{")):
-            yield from claim(self.json_body(arguments), show_through(form.call_end))
+            yield from claim(self.read_json_body(arguments), show_through(form.call_end))
         else:
-            reading = self.parameters(arguments, wrapped)
+            reading = self.read_parameters(arguments, wrapped)
             yield from claim(reading, show_through(form.call_end)) if form.key_end else reading
         if not known and form.undeclared_call == "text":
             raise NotACall("no such tool", whole=True)
-        self.found = True
+        self.has_call = True
 
-    def name(self) -> Reading[str]:
-        """Empty: there is none, as before a call in JSON."""
+    def read_name(self) -> Reading[str]:
+        """Read the tool's name; empty: there is none, as before a call in JSON."""
         form, reader = self.form, self.reader
         yield from reader.expect(form.call.removesuffix("="))
         if not form.key_end:
-            return header_name((yield from self.header()))
+            return header_name((yield from self.read_header()))
         yield from reader.space()
         if (yield from reader.at("{", "[")):
             return ""
@@ -163,19 +168,19 @@ class _TagReader:
             yield from reader.accept(form.separator)
         return name
 
-    def header(self) -> Reading[str]:
+    def read_header(self) -> Reading[str]:
         header = yield from self.reader.until(">")
         self.reader.skip(1)
         return header
 
-    def json_body(self, arguments: Arguments) -> Reading[None]:
+    def read_json_body(self, arguments: Arguments) -> Reading[None]:
         arguments.begin()
         yield from read_json(self.reader, arguments.report.arguments)
         arguments.report.end_call()
         yield from self.reader.space()
         yield from self.reader.accept(self.form.call_end)
 
-    def parameters(self, arguments: Arguments, wrapped: bool) -> Reading[None]:
+    def read_parameters(self, arguments: Arguments, wrapped: bool) -> Reading[None]:
         form, reader = self.form, self.reader
         while True:
             yield from reader.space()
@@ -187,7 +192,7 @@ class _TagReader:
                 raise TextEnded
             if found == form.key:
                 end = form.malformed_end if wrapped else form.call_end
-                yield from claim(self.parameter(arguments), show_through(end))
+                yield from claim(self.read_parameter(arguments), show_through(end))
                 continue
             if found and (wrapped or form.key_end or arguments.keys):
                 reader.skip(len(found) if found == form.call_end else 0)
@@ -195,23 +200,23 @@ class _TagReader:
                 return
             raise NotACall("no parameter")
 
-    def parameter(self, arguments: Arguments) -> Reading[None]:
-        key, header = yield from self.key()
+    def read_parameter(self, arguments: Arguments) -> Reading[None]:
+        key, header = yield from self.read_key()
         if not key:
             raise NotACall("a parameter without a name")
         marked = _STRING.search(header)
         string = None if marked is None else marked.group(1) == "true"
         bracket = yield from behind(self.reader, "", "{", "[")
         arguments.open(key, string, bracket=bool(bracket))
-        yield from self.text(arguments)
+        yield from self.read_value(arguments)
         arguments.close(force_json=string is False)
 
-    def key(self) -> Reading[tuple[str, str]]:
-        """A parameter's name up to its value, and the inside of its tag."""
+    def read_key(self) -> Reading[tuple[str, str]]:
+        """Read up to a parameter's value. Returns its name, and the rest of the text in its tag."""
         form, reader = self.form, self.reader
         yield from reader.expect(form.key.removesuffix("="))
         if not form.key_end:
-            header = yield from self.header()
+            header = yield from self.read_header()
             return header_name(header), header
         key = (yield from reader.until(form.key_end)).strip()
         reader.skip(len(form.key_end))
@@ -219,11 +224,11 @@ class _TagReader:
         yield from reader.expect(form.value)
         return key, ""
 
-    # ---- where a value ends: later text decides
+    # ---- where a value ends: the text after a closing tag decides
 
-    def text(self, arguments: Arguments) -> Reading[None]:
-        """Read a value up to its closing tag. Closing tags of opening tags in the value are text,
-        and those that the end of the call does not follow."""
+    def read_value(self, arguments: Arguments) -> Reading[None]:
+        """Read a value and its closing tag. A closing tag is text of the value if it closes an
+        opening tag in the value, or if the call does not go on after it."""
         form, reader = self.form, self.reader
         if not arguments.is_text:
             arguments.piece((yield from read_json_before(reader, form.value_end)))
@@ -240,7 +245,7 @@ class _TagReader:
                     return
                 depth = max(0, depth - 1)
             elif found == form.call:
-                yield from self.quoted_call(arguments)
+                yield from self.read_quoted_call(arguments)
                 continue
             elif found == form.call_end:
                 if (yield from self.ends_reply(len(found))):
@@ -252,10 +257,9 @@ class _TagReader:
             arguments.piece(reader.skip(len(found)))
 
     def value_ends(self, arguments: Arguments, depth: int) -> Reading[bool]:
-        """Read the closing tag here if it ends its value. Tags must follow, up to the next call or
-        the end of the reply. If text follows, or a parameter that the call has already, no later
-        closing tag may be left over. `depth`: opening tags in the value that are not closed. Raises
-        `NotACall` if either of two closing tags can be the end."""
+        """Read the closing tag that begins here, if it ends the value; false: nothing was read.
+        `depth`: number of tags in the value that are still open. `Arguments.repeats` decides on two
+        closing tags in a row. Raises `NotACall` if either of them can be the end."""
         form, reader, repeats = self.form, self.reader, arguments.repeats
         start = reader.mark()
         reader.skip(len(form.value_end))
@@ -277,23 +281,26 @@ class _TagReader:
         return closed
 
     def call_goes_on(self, arguments: Arguments, depth: int) -> Reading[bool]:
+        """Whether what follows a closing tag shows that the value has ended: a parameter, or the
+        end of the call or of the reply. If the value has open tags, if the call has the parameter
+        already, or if other text follows the call, no later closing tag may be left over."""
         form, reader = self.form, self.reader
         found = yield from reader.at(*filter(None, (form.key, form.call_end, form.block_end)))
         if not found:
             return not (yield from reader.peek())
         if found == form.key:
             doubtful = depth or (yield from self.next_key()) in arguments.keys
-            return not doubtful or not (yield from self.is_left_over())
+            return not doubtful or not (yield from self.leaves_closer())
         for tag in filter(None, (form.call_end, form.block_end)):
             yield from reader.accept(tag)
             yield from reader.space()
         if not (yield from reader.peek()) or (yield from reader.at(*form.blocks, form.call)):
             return True
-        return not (yield from self.is_left_over(to_end=True))
+        return not (yield from self.leaves_closer(to_end=True))
 
-    def is_left_over(self, *, to_end: bool = False) -> Reading[bool]:
-        """Read up to a closing tag without an opening one. False: there is none before the end of
-        the call, or `to_end` of the reply."""
+    def leaves_closer(self, *, to_end: bool = False) -> Reading[bool]:
+        """Whether a closing tag without an opening one follows before the end of the call, or with
+        `to_end` of the reply. Reads up to there."""
         form, reader, depth = self.form, self.reader, 0
         wanted = (form.value_start, form.value_end, *([] if to_end else [form.call_end]))
         while found := (yield from reader.pass_until(wanted, ignore)):
@@ -311,8 +318,8 @@ class _TagReader:
                     return False
         return False
 
-    def quoted_call(self, arguments: Arguments) -> Reading[None]:
-        """Pass a whole call inside a value as text; its closing tags do not close the value."""
+    def read_quoted_call(self, arguments: Arguments) -> Reading[None]:
+        """Read a call inside a value as text, so that its closing tags do not end the value."""
         form, reader = self.form, self.reader
         mark = reader.mark()
         reader.skip(len(form.call.removesuffix("=")))
@@ -321,7 +328,7 @@ class _TagReader:
             yield from reader.space()
             yield from reader.accept(*filter(None, (form.separator,)))
         else:
-            yield from self.short_header()
+            yield from self.read_short_header()
         yield from reader.space()
         found = yield from reader.at(form.key)
         reader.rewind(mark)
@@ -329,7 +336,8 @@ class _TagReader:
         if found:
             yield from reader.pass_until((form.call_end,), arguments.piece)
 
-    def short_header(self) -> Reading[str]:
+    def read_short_header(self) -> Reading[str]:
+        """Read the rest of a tag, at most `_LONGEST_TAG` characters. Returns it without its `>`."""
         reader, header = self.reader, ""
         while (
             not header.endswith(">") and len(header) < _LONGEST_TAG and (yield from reader.peek())
@@ -338,18 +346,21 @@ class _TagReader:
         return header.removesuffix(">")
 
     def next_key(self) -> Reading[str]:
-        """The name of the parameter that begins here. Reads nothing."""
+        """The name of the parameter that begins here; empty: none. Reads nothing."""
         form, reader = self.form, self.reader
         mark = reader.mark()
         reader.skip(len(form.key.removesuffix("=")))
-        header = yield from self.short_header()
+        header = yield from self.read_short_header()
         reader.rewind(mark)
         if form.key_end:
             return (header + ">").partition(form.key_end)[0].strip()
-        return "" if header[:1] == "=" and form.key[-1:] != "=" else header_name(header)
+        if header.startswith("=") and not form.key.endswith("="):
+            return ""  # a tag of another format
+        return header_name(header)
 
     def ends_reply(self, size: int) -> Reading[bool]:
-        """Whether a function's closing tag inside an unclosed value closes the last block."""
+        """Whether the reply ends after the call's closing tag here (`size` characters) and the
+        block's. Then the tag also ends the value before it. Reads nothing."""
         reader = self.reader
         mark = reader.mark()
         reader.skip(size)
@@ -362,13 +373,13 @@ class _TagReader:
         return ended
 
     def next_declared(self, arguments: Arguments) -> Reading[bool]:
-        """Whether a parameter tag at a line's beginning opens the next declared parameter, and the
-        closing tag before it is missing."""
+        """Whether the tag at the beginning of the next line opens another declared parameter, and
+        the closing tag before it is missing. Reads nothing."""
         reader = self.reader
         mark = reader.mark()
         reader.skip(1)
         key = yield from self.next_key()
         known = key in properties(self.tools, arguments.name) and key not in arguments.keys
-        known = known and not (yield from self.is_left_over())
+        known = known and not (yield from self.leaves_closer())
         reader.rewind(mark)
         return known

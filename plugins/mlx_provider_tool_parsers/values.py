@@ -1,10 +1,11 @@
-"""For formats with arguments as bare text between tags: reads tags, asks the request's tools for
-types, and writes text as JSON of these types. `Arguments` reports a call while it is read."""
+"""For formats with arguments as bare text between tags: looks ahead, finds types in the request's
+tools, and writes text as JSON of these types. `Arguments` reports a call while it is read."""
 
 import ast
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from mlx_provider.records import (
 
 
 def behind(reader: TextReader, opener: str, *wanted: str) -> Reading[str]:
-    """The text of `wanted` after `opener` and white space. Reads nothing."""
+    """The text of `wanted` that follows `opener` and white space; empty: none. Reads nothing."""
     mark = reader.mark()
     yield from reader.accept(opener)
     yield from reader.space()
@@ -30,6 +31,7 @@ def behind(reader: TextReader, opener: str, *wanted: str) -> Reading[str]:
 
 
 def accept_spaced(reader: TextReader, *wanted: str) -> Reading[str]:
+    """Read white space and one of `wanted`, which is returned; empty: nothing was read."""
     mark = reader.mark()
     yield from reader.space()
     found = yield from reader.accept(*wanted)
@@ -41,7 +43,7 @@ def accept_spaced(reader: TextReader, *wanted: str) -> Reading[str]:
 
 
 def closes(reader: TextReader, closer: str, *following: str) -> Reading[bool]:
-    """Read `closer` if one of `following` or the end of the reply follows it."""
+    """Read `closer` if one of `following` or the reply's end comes next. False: nothing is read."""
     mark = reader.mark()
     reader.skip(len(closer))
     yield from reader.space()
@@ -56,34 +58,35 @@ def closes(reader: TextReader, closer: str, *following: str) -> Reading[bool]:
 Repeats = Literal["mistake", "apart", "text"]
 """Of two closing tags in a row, the first one ends the value (`mistake`), does so only if white
 space separates them (`apart`), or is text of the value (`text`)."""
-
-
 Unknown = Literal["string", "json"]
-"""A value of unknown type: `string` is text, unless it is a JSON object or list; `json` is any
-JSON, if it parses."""
+"""How a value of unknown type is read: `string`: as text, unless it is a JSON object or list;
+`json`: as JSON or a Python literal, else as text."""
 
 
 def functions(tools: Tools) -> dict[str, Mapping[str, Any]]:
+    """The functions of the tools, by name."""
     found = (tool.get("function", tool) for tool in tools)
     return {x["name"]: x for x in found if isinstance(x, Mapping) and "name" in x}
 
 
 def accepts(tools: Tools) -> Callable[[str], bool]:
-    """Without tools, every name is valid."""
+    """(name) -> whether a tool has it. Without tools, every name is valid."""
     names = frozenset(functions(tools))
     return lambda name: not names or name in names
 
 
 def properties(tools: Tools, name: str) -> Mapping[str, Any]:
+    """Schemas of the parameters of the tool `name`, by key; empty for an unknown tool."""
     return listed_parameters(functions(tools).get(name, {}).get("parameters"))[0]
 
 
 def types(tools: Tools, name: str, key: str) -> frozenset[str]:
+    """JSON types that the parameter `key` of the tool `name` can have; empty: unknown."""
     return value_types(*_parameter(tools, name, key))
 
 
 def enum_values(tools: Tools, name: str, key: str) -> list[Any]:
-    """Values of an `enum` or similar list; empty: none."""
+    """Values that the parameter's schema lists, as in `enum`; empty: it lists none."""
     return listed_values(*_parameter(tools, name, key)) or []
 
 
@@ -93,14 +96,15 @@ def _parameter(tools: Tools, name: str, key: str) -> tuple[Any, Mapping[str, Any
 
 
 def is_text(wanted: frozenset[str], unknown: Unknown) -> bool:
+    """Whether a value of the types `wanted` (empty: unknown) is read as text."""
     return wanted == {"string"} if wanted else unknown == "string"
 
 
 def as_json(
     text: str, wanted: frozenset[str], unknown: Unknown, members: Sequence[Any] = ()
 ) -> str:
-    """Bare text as JSON of a type that its schema allows. `members`: the values that the schema
-    lists. A value of no allowed type stays a string, so that the client's validation reports it."""
+    """Bare text as JSON of one of the types `wanted` (empty: unknown). `members`: the values that
+    the schema lists. Other text becomes a string, which the client's validation reports."""
     if not wanted and unknown == "string":
         return _container(text) or json.dumps(text, ensure_ascii=False)
     converted = _convert(text, wanted)
@@ -134,6 +138,7 @@ _STRUCTURED = frozenset({"object", "array", "integer", "number", "boolean"})
 
 
 def _container(text: str) -> str:
+    """`text` without white space around it, if it is a JSON object or list; else empty."""
     bare = text.strip()
     if bare[:1] not in ("{", "["):
         return ""
@@ -145,22 +150,18 @@ def _container(text: str) -> str:
 
 
 def _literal(text: str) -> str | None:
+    """JSON of a JSON value or Python literal; `None`: it is neither."""
     try:
-        json.loads(text, parse_constant=refuse_constant)
-    except RecursionError:
-        return None
-    except ValueError:
-        pass
-    else:
-        return text
-    try:
-        value = ast.literal_eval(text)
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        with suppress(ValueError):
+            json.loads(text, parse_constant=refuse_constant)
+            return text
+        return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
 
 
 def refuse_constant(constant: str) -> Any:
+    """For `json.loads`, which would read `NaN` and `Infinity`. Raises `ValueError`."""
     raise ValueError(f"{constant} is not JSON")
 
 
@@ -183,16 +184,15 @@ class Arguments:
     report: TextReader
     tools: Tools
     name: str
-    unknown: Unknown = "string"
+    unknown: Unknown = "string"  # how a value without a type in the schema is read
     lines: bool = True
     begun: bool = False
     keys: list[str] = field(default_factory=list)
     is_text: bool = False
-    _parts: list[str] = field(default_factory=list)
-    """Pieces of a value that is no text."""
-    _first: str = ""
+    _parts: list[str] = field(default_factory=list)  # of a value that is no text
+    _first: str = ""  # character of the value
     _last: str = ""
-    _line_end: str = ""
+    _line_end: str = ""  # not reported yet, because it may belong to the closing tag
 
     def begin(self) -> None:
         """Report the call's name. From then on, it is a call."""
@@ -201,8 +201,8 @@ class Arguments:
             self.report.call(self.name)
 
     def open(self, key: str, force_text: bool | None = None, *, bracket: bool = False) -> None:
-        """`force_text`: the format says whether it is a string. `bracket`: the value begins with
-        one, and may be JSON if no type is known."""
+        """Begin the value of `key`. `force_text`: whether it is a string, if the format says so.
+        `bracket`: the value begins with a bracket, so it may be JSON if its type is unknown."""
         self.begin()
         self.report.arguments(("{" if not self.keys else ", ") + json.dumps(key) + ": ")
         self.keys.append(key)
@@ -215,13 +215,15 @@ class Arguments:
 
     @property
     def repeats(self) -> Repeats:
-        """The meaning of a doubled closing tag, on a line of its own if the opening tag is."""
+        """How to read two closing tags in a row. A value that begins on a new line ends on one."""
         if not self.lines or not self._first.startswith("\n"):
             return "apart"
         return "mistake" if self._last == "\n" else "text"
 
     def piece(self, text: str) -> None:
-        begins, self._first = not self._first, self._first or text[:1]
+        """Add text to the value. Text of a string is reported at once."""
+        begins = not self._first
+        self._first = self._first or text[:1]
         self._last = text[-1:] or self._last
         if not self.is_text:
             self._parts.append(text)
@@ -234,18 +236,20 @@ class Arguments:
             self.report.arguments(json.dumps(shown, ensure_ascii=False)[1:-1])
 
     def close(self, force_json: bool = False) -> None:
+        """End the value. `force_json`: the format says that it is JSON, of any type."""
         if self.is_text:
             self.report.arguments('"')
             return
         text = "".join(self._parts)
         if self.lines:
             text = text.removeprefix("\n").removesuffix("\n")
-        called = self.tools, self.name, self.keys[-1]
-        wanted = frozenset[str]() if force_json else types(*called)
+        parameter = self.tools, self.name, self.keys[-1]
+        wanted = frozenset[str]() if force_json else types(*parameter)
         unknown: Unknown = "json" if force_json else self.unknown
-        self.report.arguments(as_json(text, wanted, unknown, enum_values(*called)))
+        self.report.arguments(as_json(text, wanted, unknown, enum_values(*parameter)))
 
     def end(self) -> None:
+        """End the call."""
         self.begin()
         self.report.arguments("}" if self.keys else "{}")
         self.report.end_call()

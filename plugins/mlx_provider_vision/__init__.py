@@ -10,7 +10,7 @@ mlx_provider_api = 1
 
 
 def matches(config: Mapping[str, Any]) -> int:
-    """2 for a model with a vision part for which mlx-vlm has a folder. Does not import mlx-vlm."""
+    """Priority 2 for a checkpoint with a vision part that mlx-vlm knows, else 0."""
     from mlx_provider.families.checkpoint import known_to_mlx_vlm
 
     return 2 if config.get("vision_config") and known_to_mlx_vlm(config) else 0
@@ -24,10 +24,8 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
 
 @hookimpl
 def mlx_model_families() -> Iterable[ModelFamily]:
-    yield ModelFamily(
-        "vision",
-        matches,
-        load,
-        serves="Qwen2-VL, Qwen2.5-VL and other vision models of mlx-vlm: text and images (where "
-        "images cannot be embedded one by one, which `/v1/models` notes, none is reused)",
+    serves = (
+        "Qwen2-VL, Qwen2.5-VL and other vision models of mlx-vlm: text and images (where "
+        "images cannot be embedded one by one, which `/v1/models` notes, none is reused)"
     )
+    yield ModelFamily("vision", matches, load, serves)

@@ -1,9 +1,8 @@
-"""Loads any mlx-vlm model, and checks whether its images can be embedded separately. Each is then
-cached on its own.
+"""Loads any mlx-vlm model, and checks whether its images can be embedded separately, so that any
+prompt can reuse the features of an image.
 
-A prompt with two images is computed twice: whole, as mlx-vlm does it, and separately, with each
-image embedded on its own and a prefill chunk that ends inside an image. Tokens, features and logits
-must agree."""
+The check computes a prompt with two images twice: whole, as mlx-vlm does it, and with separate
+images and a chunk that ends inside an image. Tokens, features and logits must agree."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,18 +28,21 @@ ESCAPED = (
     "users and tools are written with \\u escapes there"
 )
 NOT_REUSED = "a chat with images is prefilled anew at every turn, from its first image on"
-
+"""Both are notes for the operator, on a model that fails the check."""
 SIZES = ((112, 84), (140, 168))
-"""Height and width of the two images: different numbers of patches, neither square."""
+"""Height and width of the two images: neither is square, and their numbers of patches differ."""
 TOLERANCE = {"float32": 1e-3, "low": 0.1}
-"""Largest difference, as a share of the largest value."""
+"""Largest difference, as a share of the largest value, by `ModelInfo.precision`."""
 
 
 def load_any(folder: Path, options: LoadOptions) -> AnyVisionModel:
-    """Raises `UnsupportedModel` for models that do not chat."""
+    """Load a `SeparateVisionModel` if it passes the check, else a plain `AnyVisionModel`. Raises
+    `UnsupportedModel` for models that do not chat."""
     model, processor = load_with_processor(folder, options)
     chat = load_tokenizer(folder, options, getattr(processor, "tokenizer", None))
-    token, text = _image_token(folder), getattr(model.config, "text_config", model.config)
+    text_config = getattr(model.config, "text_config", model.config)
+    context = getattr(text_config, "max_position_embeddings", None) or DEFAULT_CONTEXT
+    token = _image_token(folder)
     sees = options.modality == "auto"
     info = vision_info(
         folder,
@@ -50,7 +52,7 @@ def load_any(folder: Path, options: LoadOptions) -> AnyVisionModel:
         media=("image",) if sees else (),
         pixels=(1, UNKNOWN_PIXELS),
         image=image_text(processor, chat, token),
-        default_context=int(getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT),
+        default_context=int(context),
     )
     whole = AnyVisionModel(model, processor, info, chat, token)
     separate = SeparateVisionModel(model, processor, info, chat, token)
@@ -70,7 +72,7 @@ def _image_token(folder: Path) -> int | None:
 
 
 def problem_of(separate: SeparateVisionModel, whole: AnyVisionModel) -> str:
-    """Why `separate` may not serve the model; empty: it may. Engine thread."""
+    """The check. Why `separate` may not serve the model; empty: it may. Engine thread."""
     return failure(lambda: _difference(separate, whole))
 
 
@@ -116,7 +118,7 @@ def _distance(a: mx.array, b: mx.array) -> float:
         return float("inf")
     a, b = a.astype(mx.float32), b.astype(mx.float32)
     found: float = (mx.abs(a - b).max() / mx.maximum(mx.abs(b).max(), 1e-6)).item()  # type: ignore[assignment]
-    return found if found == found else float("inf")
+    return found if found == found else float("inf")  # only NaN differs from itself
 
 
 def _image(seed: int, height: int, width: int) -> MediaItem:

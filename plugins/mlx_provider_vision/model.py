@@ -1,5 +1,5 @@
-"""Any mlx-vlm model, by the calls that all of them have: features of images are never shared
-between prompts. `separate.py` derives a model from it whose images are."""
+"""Any mlx-vlm model, by the calls that all of them have. It embeds a prompt with all its images, so
+no other prompt can reuse the features. The model that `separate.py` derives embeds each image."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -38,12 +38,13 @@ from mlx_provider.families.vision.patches import as_image, image_size
 from . import passes
 
 UNKNOWN_PIXELS = 4096 * 4096
-"""Larger images are scaled down to it by the core, then by the processor's own rules."""
+"""The core scales larger images down to this, then the processor scales them by its own rules."""
 
 
 @dataclass(frozen=True)
 class PromptFeatures:
     arrays: Mapping[str, Any]
+    """The embeddings of a whole prompt with its images, and what else mlx-vlm returns with them."""
 
     @property
     def nbytes(self) -> int:
@@ -51,7 +52,7 @@ class PromptFeatures:
 
 
 class AnyVisionModel(VisionModel):
-    """The media of a prompt are one span, whose features are valid only for this prompt."""
+    """The images of a prompt are one span, whose features are valid only for this prompt."""
 
     _prefill, _decode = staticmethod(passes.prefill), staticmethod(passes.decode)
 
@@ -82,8 +83,8 @@ class AnyVisionModel(VisionModel):
         media: Sequence[MediaItem],
         variables: Mapping[str, Any],
     ) -> Prompt:
-        """Renders messages and, where there are images, runs the model's own processor, which also
-        tokenises. Raises `BadRequest` (template) and `MediaError` (processor, video)."""
+        """Render the messages. If there are images, the model's own processor tokenises the text.
+        Raises `BadRequest` (template) and `MediaError` (processor, video)."""
         if not media:
             return super().prepare(messages, tools=tools, media=media, variables=variables)
         for item in media:
@@ -98,7 +99,7 @@ class AnyVisionModel(VisionModel):
         ids = inputs()["input_ids"][0]
         tokens = [max(0, int(token)) for token in ids]  # some processors number images -1, -2, ...
         span = self._span(ids, inputs, media)
-        # No other prompt can reuse what follows the first image.
+        # no other prompt can reuse what follows the first image
         ends = message_ends(tokens, self.info.stop_tokens)
         return Prompt(tokens, text, [span], snapshot_points=[e for e in ends if e <= span.start])
 
@@ -122,7 +123,7 @@ class AnyVisionModel(VisionModel):
             raise (name_item(refusal, media[0]) if len(media) == 1 else refusal) from error
 
     def expand(self, item: MediaItem) -> ExpandedItem:
-        raise NotImplementedError  # only separate images have places
+        raise NotImplementedError  # the processor expands the images of a prompt together
 
     def embed(self, span: MediaSpan) -> Features:
         inputs: Any = span.ready
@@ -130,6 +131,7 @@ class AnyVisionModel(VisionModel):
         return self.features_of(embed(self.model, arrays))
 
     def features_of(self, made: dict[str, mx.array]) -> Features:
+        """What `embed` returns for the arrays that mlx-vlm returns."""
         return PromptFeatures(made)
 
     def make_cache(self) -> list[Any]:
@@ -149,6 +151,7 @@ class AnyVisionModel(VisionModel):
 
 
 def image_text(processor: Any, chat: HFTokenizer, token: int | None) -> str:
+    """The template's text for an image. `token`: id of the image token, if it is known."""
     for name in ("boi_token", "image_token"):
         text = getattr(processor, name, None)
         if isinstance(text, str) and text:
@@ -157,6 +160,8 @@ def image_text(processor: Any, chat: HFTokenizer, token: int | None) -> str:
 
 
 def _backbone(model: Any) -> Path | None:
+    """The way from `model` to the part below its output matrix, for `narrow_output`."""
+
     def some_logits(language: Any) -> mx.array:
         ids, cache = mx.array([[1, 2, 3]]), row_cache(language)
         return language_logits(SimpleNamespace(language_model=language), ids, cache, {})

@@ -1,8 +1,8 @@
-"""Prefill and decode by the calls that every mlx-vlm model has, in two pairs: `prefill` and
-`decode` for models that embed a whole prompt with its images (`model.py`); `prefill_separately` and
-`decode_separately` for those that can embed one image (`separate.py`). What a model returns beside
-embeddings goes to its language model, which finds its part by the cache's offset. M-RoPE models get
-the rotary positions of every row."""
+"""Prefill and decode by the calls that every mlx-vlm model has: `prefill` and `decode` for models
+that embed a whole prompt with its images (`model.py`), `prefill_separately` and `decode_separately`
+for those that can embed one image (`separate.py`). What a model returns with its embeddings goes to
+its language model, which takes the part at the cache's offset. M-RoPE models get rotary positions.
+"""
 
 from typing import Any
 
@@ -17,15 +17,15 @@ from mlx_provider.families.vision.patches import chunk_positions, step_positions
 
 
 def make_cache(model: Any) -> list[Any]:
-    """M-RoPE models get a last entry with the row's rotary delta."""
+    """An empty row cache for `prefill`. M-RoPE models have a last entry with the rotary delta."""
     entries = row_cache(model.language_model)
     return [*entries, StateCache(1)] if has_mrope(model) else entries
 
 
 def prefill(model: Any, chunk: PrefillChunk) -> mx.array:
-    """Append a chunk. Returns logits (vocab,) after its last token, or (1,) zeros if the cache has
-    all of it: tokens from the first image to the last run in one pass, once a chunk reaches them,
-    so the cache may be ahead of the chunk."""
+    """Append a chunk. Tokens from the first image to the last run in one pass once a chunk reaches
+    them, so the cache may be ahead of the chunk. Returns logits (vocab,) after the last token that
+    runs, or zeros (1,) if the cache has the whole chunk already."""
     logits = mx.zeros(1)
     for span in chunk.prompt.spans:
         if _count_held(chunk) < min(span.start, chunk.stop):
@@ -39,7 +39,7 @@ def prefill(model: Any, chunk: PrefillChunk) -> mx.array:
 
 def prefill_separately(model: Any, chunk: PrefillChunk) -> mx.array:
     """Append a chunk whose text and images are embedded apart. Returns logits (vocab,) after its
-    last token. The cache is that of `row_cache`; M-RoPE models take the prompt's positions."""
+    last token. The cache is one of `row_cache`. M-RoPE models take the prompt's positions."""
     parts = pieces(chunk)
     ids = mx.array(np.asarray(chunk.prompt.tokens[chunk.start : chunk.stop], np.int32))[None]
     more: dict[str, Any] = {}
@@ -60,7 +60,7 @@ def prefill_separately(model: Any, chunk: PrefillChunk) -> mx.array:
 def decode_separately(
     model: Any, tokens: mx.array, cache: list[Any], positions: mx.array
 ) -> mx.array:
-    """Like `decode`. `positions` (B,) are rotary ones; the cache has no rotary delta."""
+    """Like `decode`, but `positions` (B,) are rotary ones, and the cache has no rotary delta."""
     more = {}
     if has_mrope(model):
         more["position_ids"] = step_positions(positions)
@@ -81,8 +81,8 @@ def _text(model: Any, chunk: PrefillChunk, stop: int) -> mx.array:
 
 
 def _media(model: Any, chunk: PrefillChunk, span: MediaSpan, end: int) -> mx.array:
-    """Append tokens up to position `end` with the features, whose arrays are as long as the
-    prompt. Returns logits (vocab,)."""
+    """Append tokens up to position `end` with the features of `span`, whose arrays are as long as
+    the prompt. Returns logits (vocab,)."""
     start = _count_held(chunk)
     more = dict(chunk.features[span.content_hash].arrays)
     prompt_rows = more.pop("inputs_embeds")
@@ -101,20 +101,19 @@ def decode(model: Any, tokens: mx.array, cache: list[Any], positions: mx.array) 
     Returns logits (B, vocab)."""
     more = {}
     if has_mrope(model):
-        at = positions + cache[-1][0].reshape(-1)
-        more["position_ids"] = step_positions(at)
+        more["position_ids"] = step_positions(positions + cache[-1][0].reshape(-1))
     return _logits(model, tokens[:, None], cache, **more)[:, -1]
 
 
 def _step(model: Any, ids: mx.array, cache: list[Any], **more: Any) -> mx.array:
-    """Of one row: logits (vocab,) after its last token."""
+    """Append the tokens `ids`, (1, length), of one row. Returns logits (vocab,) after the last."""
     if has_mrope(model) and cache[-1][0] is None:
         cache[-1][0] = mx.zeros((1, 1), mx.int32)
     return _logits(model, ids, cache, **more)[0, -1]
 
 
 def _logits(model: Any, ids: mx.array, cache: list[Any], **more: Any) -> mx.array:
-    """(B, length, vocab). The rotary delta is the last entry of the cache."""
+    """Logits (B, length, vocab). The last entry of an M-RoPE model's cache is the rotary delta."""
     if not has_mrope(model):
         return language_logits(model, ids, cache, more)
     return language_logits(model, ids, cache[:-1], {"rope_deltas": cache[-1][0]} | more)

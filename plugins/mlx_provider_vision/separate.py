@@ -16,9 +16,9 @@ from . import passes
 from .model import AnyVisionModel
 
 MOST_KNOWN = 1024
-"""Images whose tokens are remembered."""
+"""Most images whose tokens are remembered."""
 EMBEDDED = {"inputs_embeds", "position_ids", "rope_deltas"}
-"""Possible parts of a prompt's embeddings: rows of its tokens, and positions."""
+"""Arrays that mlx-vlm may return for a separate image. Any other means more than embeddings."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class ImageGrid:
 
     grid: tuple[int, ...]
     """Patches in time, height and width; empty: unknown."""
-    merge: int
+    merge: int  # patches per side that become one token
 
 
 class SeparateVisionModel(AnyVisionModel):
     """Every image is a separate span, identified by its content. Only for models in which
-    `loading.problem_of` finds none."""
+    `loading.problem_of` finds no problem."""
 
     prepare = VisionModel.prepare
     make_cache = VisionModel.make_cache
@@ -50,15 +50,16 @@ class SeparateVisionModel(AnyVisionModel):
     def expand(self, item: MediaItem) -> ExpandedItem:
         image_size(item)
         inputs = OnDemand(lambda: self.process(self.image_text, [item]))
-        known = self._known.get(item.content_hash) or _tokens_and_grid(inputs())
-        tokens, grid = self._known[item.content_hash] = known
+        tokens, grid = self._known.get(item.content_hash) or _tokens_and_grid(inputs())
+        self._known[item.content_hash] = tokens, grid
         while len(self._known) > MOST_KNOWN:
-            self._known.pop(next(iter(self._known)), None)
+            self._known.pop(next(iter(self._known)), None)  # the oldest
         key = f"{item.content_hash}:{len(tokens)}:{grid}"
         block = Block(len(tokens), key, ImageGrid(grid, self._merge), inputs, tokens)
         return ExpandedItem(self.image_text, (block,))
 
     def features_of(self, made: dict[str, mx.array]) -> Features:
+        """Raises `UnsupportedModel` if an image is more than rows of embeddings."""
         if more := made.keys() - EMBEDDED:
             raise UnsupportedModel(f"its images are more than embeddings: {', '.join(more)}")
         return VisionFeatures(made["inputs_embeds"][0])
@@ -81,8 +82,7 @@ class SeparateVisionModel(AnyVisionModel):
     ) -> tuple[mx.array, mx.array]:
         store = StateStore(rows_at(logits_at))
         model = narrow_output(self.model, self.backbone, store)
-        logits = self._decode(model, tokens, cache, positions)
-        return logits, store.hidden[:, -1]
+        return self._decode(model, tokens, cache, positions), store.hidden[:, -1]
 
 
 def _tokens_and_grid(inputs: dict[str, np.ndarray]) -> tuple[list[int], tuple[int, ...]]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.prefix_cache.policy import choose_snapshots
+from mlx_provider.engine.prefix_cache.snapshots import choose_snapshots
 from mlx_provider.engine.prefix_cache.tree import CacheKey, Ids, as_ids
 from mlx_provider.records import Prompt
 

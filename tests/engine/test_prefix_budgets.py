@@ -13,7 +13,7 @@ from mlx_lm.models.cache import RotatingKVCache
 from agent_traffic import TAIL, Layers, SimRequest, SyntheticModel, Traffic, in_order
 from integrity import check_integrity
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.prefix_cache.policy import GRID, WORTH_A_PASS
+from mlx_provider.engine.prefix_cache.snapshots import GRID, WORTH_A_PASS
 from mlx_provider.engine.prefix_cache.tree import CacheKey, as_ids
 from small_budgets import TOKEN_BYTES, Server, replay, sessions
 

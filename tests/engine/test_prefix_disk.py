@@ -24,8 +24,8 @@ from integrity import check_integrity
 from mlx_provider.engine.prefix_cache import files as prefix_files
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.disk import DiskTier, Restore
-from mlx_provider.engine.prefix_cache.eviction import FORKS, RECENT
 from mlx_provider.engine.prefix_cache.files import STALE
+from mlx_provider.engine.prefix_cache.snapshots import FORKS, RECENT
 from mlx_provider.engine.prefix_cache.tree import CacheKey, as_ids
 from mlx_provider.errors import BadRequest
 from schedules import Calls

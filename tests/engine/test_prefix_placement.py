@@ -5,8 +5,7 @@ import pytest
 from agent_traffic import SimRequest, SyntheticModel, serve
 from integrity import check_integrity
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.prefix_cache.eviction import FORKS, RECENT
-from mlx_provider.engine.prefix_cache.policy import GRID, choose_snapshots
+from mlx_provider.engine.prefix_cache.snapshots import FORKS, GRID, RECENT, choose_snapshots
 from mlx_provider.engine.prefix_cache.tree import CacheKey
 from mlx_provider.records import MediaSpan, Prompt
 

@@ -139,6 +139,22 @@ def test_a_cancelled_restore_frees_its_row(restarted: Restarted, reads: int) -> 
     assert restarted.served([*PROMPT, 51]).cached_tokens == len(PROMPT)
 
 
+def test_a_fault_after_a_restore_frees_its_row(
+    restarted: Restarted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = restarted.ask([*PROMPT, *PROMPT, *PROMPT])
+    before = layers_alive(restarted.model)
+    restarted.engine.step()
+    (job,) = restarted.engine.scheduler.waiting
+    while job.restoring:
+        restarted.calls.run()
+    monkeypatch.setattr(restarted.cache, "is_valid", lambda match: 1 / 0)
+    restarted.engine.step()
+    assert layers_alive(restarted.model) == before + len(job.row_cache())
+    run(restarted.engine)
+    assert output_of(asked).tokens == output_of(alone(restarted.model, asked)).tokens
+
+
 def test_a_prompt_that_begins_a_restore_releases_its_lease(
     restarted: Restarted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,6 +147,7 @@ def test_a_scenario_file_of_a_user_is_read(tmp_path: Path) -> None:
         ("tools: [ring]", "tools: [rang]", "scenario a: no such tool: rang"),
         ("{ring: {at: 2027-01-02}}", "{get_time: {}}", "get_time: not among its tools"),
         ("at: 2027-01-02", "at: {$is: x}", "no such matcher: $is"),
+        ("at: 2027-01-02", "at: {$in: 5}", "$in must have a list"),
         ("expect: {calls", "expect: {text: {}, calls", "either calls, or text"),
         ("  say:", "  sai:", "sai"),
         ("type: object,", "type: objekt,", "parameters"),

@@ -118,8 +118,7 @@ def quiet(what: str) -> None: ...
 
 @contextmanager
 def served(own: Path) -> Iterator[Gateway]:
-    """The scripted model as it is, with a parser of another format, with a drafter that there is
-    not, and unloaded at once."""
+    """The scripted model: as it is, with another parser, with no such drafter, unloaded at once."""
     model = str(own / "scripted")
     wanted = make_subjects([model], ["tool_parser=default", "tool_parser=pythonic"])
     wanted.append(Subject(model, {"drafter": "absent"}, "scripted, absent"))

@@ -119,27 +119,32 @@ def test_a_checkpoint_without_its_tower_is_a_text_model(
         model.media_format.expand(tiny_image(1))
 
 
-def quantised(folder: Path, *, tied: bool) -> None:
-    """Rewrite a checkpoint's language model in 4 bits; `tied`: as mlx-lm writes Gemma."""
+def quantised(folder: Path, *, head: str) -> None:
+    """Write a language model in 4 bits. `head`: tied, as mlx-lm writes Gemma, plain or 4 bits."""
     import mlx_vlm
 
     model, _ = mlx_vlm.load(str(folder))
 
     def chosen(path: str, module: Any) -> bool:
-        return path.startswith("language_model") and hasattr(module, "to_quantized")
+        plain = head == "plain" and "lm_head" in path
+        return path.startswith("language_model") and hasattr(module, "to_quantized") and not plain
 
     nn.quantize(model, group_size=32, bits=4, class_predicate=chosen)
     weights = dict(tree_flatten(model.parameters()))
-    if tied:
+    if head == "tied":
         weights = {k: v for k, v in weights.items() if "lm_head" not in k}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     rewrite(folder, quantization={"group_size": 32, "bits": 4})
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_quantised_vision_model_generates(name: str, folders, ask, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "head"), [*((name, "4 bits") for name in ALL), ("gemma3", "tied"), ("gemma3", "plain")]
+)
+def test_a_quantised_vision_model_generates(
+    name: str, head: str, folders, ask, tmp_path: Path
+) -> None:
     folder = copied(folders(name), tmp_path)
-    quantised(folder, tied=name == "gemma3")
+    quantised(folder, head=head)
     model = family_of(PLUGINS[name]).load(folder, LoadOptions())
     assert model.info.precision == "low"
     assert model.info.vocab_size == 384

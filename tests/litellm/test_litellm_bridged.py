@@ -64,10 +64,16 @@ async def test_a_tool_without_a_type_is_refused(engine, tool):
     assert not engine.requests
 
 
-@pytest.mark.parametrize("name", ["prompt", "background"])
-async def test_responses_parameters_that_the_bridge_would_drop_are_refused(engine, name):
-    with pytest.raises(litellm.BadRequestError, match=f"{name} is not supported"):
-        await litellm.aresponses(model="mlx/m", input="x", **{name: {"id": "p"}})
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        *((name, {"id": "p"}, "is not supported") for name in ("prompt", "background")),
+        *((name, 5, "must be a list, got") for name in ("include", "tools")),
+    ],
+)
+async def test_wrong_responses_parameters_are_refused(engine, name, value, words):
+    with pytest.raises(litellm.BadRequestError, match=f"{name} {words}"):
+        await litellm.aresponses(model="mlx/m", input="x", **{name: value})
 
 
 async def test_responses_items_that_the_bridge_supports_reach_the_engine(engine):

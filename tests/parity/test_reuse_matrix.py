@@ -8,7 +8,7 @@ import pytest
 from integrity import check_integrity
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.prefix_cache.policy import cuts_of
+from mlx_provider.engine.prefix_cache.snapshots import cuts_of
 from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel
 from mlx_provider.families.tokenizer.hf_tokenizer import common_length

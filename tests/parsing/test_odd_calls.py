@@ -79,9 +79,12 @@ def test_an_id_may_follow_the_arguments(arguments: str | None, call_first: bool)
         ("hermes", r'<tool_call>{"name": "f\ud800", "arguments": {"a": 1}}</tool_call>'),
         ("mistral", r'[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "\ud800"}]'),
         ("apertus", r'<|tools_prefix|>[{"f\ud800": {}}]<|tools_suffix|>'),
+        ("minicpm5", f'<function name="f">{{"x": {"1" * 5000}}}</function>'),
     ],
 )
-def test_half_a_surrogate_pair_in_a_name_or_an_id_makes_a_call_text(name: str, text: str) -> None:
+def test_a_call_with_half_a_surrogate_pair_or_a_number_that_python_refuses_is_text(
+    name: str, text: str
+) -> None:
     found = both(text, name)
     assert (found.calls, found.content, found.faults) == ((), text, ())
 

@@ -132,6 +132,9 @@ def test_raw_line_ends_and_trailing_commas_become_json() -> None:
 # ---- types
 
 
+DEFS = {"P": {"type": "object"}, "A B": {"anyOf": [{"type": "string"}]}}
+
+
 @pytest.mark.parametrize(
     ("schema", "text", "value"),
     [
@@ -153,13 +156,14 @@ def test_raw_line_ends_and_trailing_commas_become_json() -> None:
         ({"type": "array"}, "(1, 2)", [1, 2]),
         ({"type": "array"}, "not a list", "not a list"),
         ({"$ref": "#/$defs/P"}, '{"x": 1}', {"x": 1}),
+        ({"$ref": "#/$defs/A%20B/anyOf/0"}, "12", "12"),
         ({"enum": ["1", "2"]}, "1", "1"),
         ({"enum": [1, 2]}, "1", 1),
         ({}, "12", "12"),
     ],
 )
 def test_value_types_come_from_the_schema(schema: dict[str, Any], text: str, value: Any) -> None:
-    tools = [_tool("f", {"a": schema}, **{"$defs": {"P": {"type": "object"}}})]
+    tools = [_tool("f", {"a": schema}, **{"$defs": DEFS})]
     reply = f"<tool_call><function=f><parameter=a>\n{text}\n</parameter></function></tool_call>"
     found = read_chunks(list(reply), tool_parser=CODER, tools=tools)
     assert found.whole_calls == [("f", {"a": value})]

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mlx_provider.wire.routes import ROUTES
+from mlx_provider.wire import ROUTES
 
 PATHS = [*ROUTES]
 

@@ -10,7 +10,7 @@ from histories import EACH, NAMES, PARALLEL, histories, said
 from mlx_provider.chat.messages.normalise import normalise
 from mlx_provider.errors import BadRequest
 from mlx_provider.protocol.requests import ModelOptions
-from mlx_provider.wire.routes import ROUTES
+from mlx_provider.wire import ROUTES
 
 BODY: dict[str, Any] = {"model": "m", "max_tokens": 1}
 

@@ -1,9 +1,9 @@
 """Predicts the text of tool calls that no grammar restricts (`tool_choice: auto`).
 
-From a call's marker on, the grammar that `tool_choice: required` would enforce reads the model's
-tokens. Where it leaves no choice, its text becomes drafts, which the model verifies. Models write
-calls with different white space (`{"a": 1}`, `{"a":1}`): each such spelling has a grammar of its
-own, compiled when a call first needs it."""
+From a call's marker on, the model's tokens pass through the grammar that `tool_choice: required`
+would enforce. Where this grammar leaves no choice, the only possible text becomes drafts, which the
+model verifies. Models write calls with different white space (`{"a": 1}`, `{"a":1}`). Each such
+spelling has its own grammar, compiled when a call first needs it."""
 
 from __future__ import annotations
 
@@ -24,22 +24,21 @@ if TYPE_CHECKING:
 
     from .compiler import GrammarCompiler
 
-MIN_MARKER = 4
-"""Characters. Shorter markers, such as a brace, begin other text more often."""
-MAX_REPLAY = 256
-"""Tokens of a call. After more of them (they take about 1 ms), no other spelling is tried."""
+MIN_MARKER = 4  # characters; shorter markers, such as a brace, begin other text more often
+MAX_REPLAY = 256  # tokens (about 1 ms); a longer call is not read again in another spelling
 SPACED: Whitespace = {**ONE_LINE, "item_separator": ", ", "key_separator": ": "}
 COMPACT: Whitespace = {**ONE_LINE, "item_separator": ",", "key_separator": ":"}
 SPECIAL = b"\xff"
 """Marks a special token in llguidance's bytes (toktrie 1.9.1, `TokTrie.SPECIAL_TOKEN_MARKER`)."""
-PLACEHOLDERS = ("{name}", "{digits}", "{id}")
+PLACEHOLDERS = ("{name}", "{digits}", "{id}")  # of `CallGrammar.before`
 
 Spelling = tuple[CallGrammar, Whitespace]
+"""A call format, and the white space of the JSON in it."""
 
 
 def call_marker(parser: ToolParser) -> str:
-    """The parser's opener with which its grammar's text begins; if that is too short, the grammar's
-    text up to the name; empty if that is too short, too."""
+    """The text that shows that a call begins: the parser's opener at the start of its call format;
+    if that is too short, the format's text up to the name; empty if that is too short, too."""
     grammar = parser.call_grammar()
     text = grammar.open + grammar.before
     name_at = min((text.find(p) for p in PLACEHOLDERS if p in text), default=len(text))
@@ -49,6 +48,7 @@ def call_marker(parser: ToolParser) -> str:
 
 
 def list_spellings(grammar: CallGrammar, template_spaces: Whitespace) -> list[Spelling]:
+    """The spellings to try, in this order: spaced, compact, and the chat template's own one."""
     compact = replace(
         grammar,
         open=_drop_spaces(grammar.open),
@@ -64,7 +64,8 @@ def _drop_spaces(text: str) -> str:
 
 
 class CallMatchers:
-    """Compiles the grammars of a request's calls, one for each spelling, when first needed."""
+    """Compiles the grammars of a request's calls, one for each of `spellings`, when first needed.
+    `fast`: the tokenizer. `marker`: what `call_marker` returns."""
 
     def __init__(
         self, compiler: GrammarCompiler, request: GenerateRequest, parser: ToolParser
@@ -81,8 +82,8 @@ class CallMatchers:
         self._futures: dict[int, Future[LLMatcher | None]] = {}
 
     def compile(self, spelling: int) -> Future[LLMatcher | None]:
-        """A matcher at the start of a call, which others copy. `None`: no grammar can have these
-        tools. On the engine thread."""
+        """The matcher of a spelling (its index), before the call's first token; callers copy it.
+        The result is `None` if the calls cannot be enforced. Engine thread only."""
         if spelling not in self._futures:
             grammar, spaces = self.spellings[spelling]
             make = partial(self._compiler.calls, self._request, grammar, spaces)
@@ -108,22 +109,17 @@ class CallPredictor:
         self._matchers = matchers
         self._marker = matchers.marker
         self._marker_tokens = len(self._marker.encode()) + 1
-        self._tail: list[int] = []
-        """Last tokens outside a call, which may contain the marker."""
-        self._call: list[int] | None = None
-        """Tokens from the marker on. `None`: outside a call."""
-        self._matcher: Any = None
-        """In the state after `_consumed` tokens of the call. `None`: not compiled yet."""
+        self._tail: list[int] = []  # last tokens outside a call, which may contain the marker
+        self._call: list[int] | None = None  # tokens from the marker on; `None`: outside a call
+        self._matcher: Any = None  # after `_consumed` tokens of the call; `None`: not compiled yet
         self._consumed = 0
-        self._spelling = 0
-        """The one that fits this call so far; the next call begins with it."""
-        self._spellings_left = 0
-        """Spellings that may fit this call, `_spelling` included."""
-        self._likely: list[int] | None = None
-        """What `likely` has computed since the last token."""
+        self._spelling = 0  # the one that fits this call so far; the next call begins with it
+        self._spellings_left = 0  # those that may fit this call, `_spelling` included
+        self._likely: list[int] | None = None  # what `likely` has returned since the last token
 
     def likely(self) -> Sequence[int]:
-        """Predicted next tokens. The model may write the last one joined with what follows."""
+        """Predicted next tokens; empty: nothing is known. The model may join the last one with what
+        follows it, and so write another token."""
         if self._likely is None:
             current = self._matcher is not None and self._consumed == len(self._call or ())
             self._likely = self._forced_tokens() if current else []
@@ -137,6 +133,7 @@ class CallPredictor:
         return [*tokens, *self._encode(further)] if further else tokens
 
     def advance(self, token: int) -> None:
+        """Take the reply's next token."""
         self._likely = None
         self._tail = [*self._tail, token][-self._marker_tokens :]
         if self._call is not None:
@@ -155,7 +152,7 @@ class CallPredictor:
 
     def _follow_call(self) -> None:
         """Feed the matcher the tokens that it has not consumed. If they do not fit, try the next
-        spelling from the marker on. Leaves the call at its end, or if no spelling fits."""
+        spelling from the marker on. At the call's end, or if no spelling fits, leave the call."""
         call = self._call
         while call is not None and self._spellings_left:
             if self._matcher is None and not self._start_matcher():
@@ -173,7 +170,7 @@ class CallPredictor:
         self._call, self._matcher, self._consumed = None, None, 0
 
     def _start_matcher(self) -> bool:
-        """False: its grammar is still being compiled."""
+        """False: the grammar is not compiled yet. True without a matcher: there is no grammar."""
         future = self._matchers.compile(self._spelling)
         if not future.done() or future.cancelled():
             return False

@@ -25,10 +25,9 @@ from .patterns import plain_pattern, whole_text
 from .schema import Function, SchemaReader, Split, Whitespace, json_rule, literal, quote
 from .trial import MAX_GRAMMAR
 
-MAX_CALLS = 16
-"""Without a limit, a model could call for ever."""
+MAX_CALLS = 16  # without a limit, a model could call for ever
 _PLACES = {"{digits}": "/[0-9]{1,3}/", "{id}": f"/[A-Za-z0-9]{{{SHORT_ID}}}/"}
-"""What these stand for in `CallGrammar.before` and `after`."""
+"""Lark for the placeholders in `CallGrammar.before` and `after`."""
 
 
 def tool_functions(
@@ -37,8 +36,10 @@ def tool_functions(
     names: Sequence[str] | None,
     warnings: list[str],
 ) -> list[Function]:
-    """`problem_of`: why a schema does not compile, or empty. `warnings` are added to. Parameters of
-    a strict tool are enforced exactly or refused with `BadRequest`; others as far as possible."""
+    """The functions in `names` (`None`: all). `problem_of`: why a schema does not compile, or
+    empty. The schema of a strict tool is kept whole. From those of others, what cannot be enforced
+    is left out, with a line in `warnings`. Raises `BadRequest` for a wrong tool, for a strict
+    schema that cannot be enforced, and for a name that no tool has."""
     by_name: dict[str, Function] = {}
     for i, tool in enumerate(tools):
         function = function_of(tool)
@@ -78,8 +79,9 @@ def _read_parameters(
 
 @dataclass
 class CallRules:
-    """`lark`: the rule `calls`, and those that it refers to. Only these functions can be called.
-    Raises `BadRequest` if the rules are too long."""
+    """Writes the rules by which only these functions can be called. `lark`: the rule `calls`, and
+    those that it refers to. `parallel`: several calls are allowed. `warnings`: what the rules do
+    not enforce. Raises `BadRequest` if they are too long."""
 
     grammar: CallGrammar
     functions: Sequence[Function]
@@ -111,14 +113,14 @@ class CallRules:
             return None
         for i, function in enumerate(self.functions):
             root, name = f"#/$defs/{i}", grammar.name_text(function.name)
-            try:
+            try:  # the 0 stands for the arguments
                 call = json.loads(f"{grammar.before}0{grammar.after}".replace("{name}", name))
             except ValueError:
                 return None
             parameters[str(i)] = SchemaReader("tools", root=root).read(function.schema)
-            named = {k: {"$ref": root} if v == 0 else {"const": v} for k, v in call.items()}
-            closed = {"required": [*named], "additionalProperties": False}
-            calls.append({"type": "object", "properties": named, **closed})
+            fields = {k: {"$ref": root} if v == 0 else {"const": v} for k, v in call.items()}
+            closed = {"required": [*fields], "additionalProperties": False}
+            calls.append({"type": "object", "properties": fields, **closed})
         schema: dict[str, Any] = {"anyOf": calls}
         if grammar.open:
             length = {"minItems": 1, "maxItems": self._max_calls}
@@ -126,45 +128,46 @@ class CallRules:
         return {**schema, "$defs": parameters}
 
     def _literal(self, text: str, name: str = "") -> str:
-        """Lark of a text of the format, in which a call has its name, numbers and ids."""
+        """Lark of a text of the format, with the tool's name and rules for its placeholders."""
         pieces = re.split(r"(\{digits\}|\{id\})", text)
         texts = [_PLACES.get(p) or literal(p.replace("{name}", name), self.split) for p in pieces]
         return " ".join(texts)
 
     def _arguments(self, i: int, function: Function) -> str:
-        """An expression; adds the rules to which it refers."""
+        """A Lark expression of a call's arguments. Adds the rules to which it refers."""
         tags = self.grammar.tagged
         properties, required = listed_parameters(function.schema)
         if tags is None or not tags.takes_keys(properties):
             self._rules.append(f"args_{i}: {json_rule(function.schema, self.spaces)}")
             return f"args_{i}"
-        names = {}
+        needs: dict[str, bool] = {}  # whether an argument is required, by its rule
+        more = (self.split, self.spaces, self.warnings)
         for k, (name, schema) in enumerate(properties.items()):
-            rule, rest = f"arg_{i}_{k}", (self.split, self.spaces, self.warnings)
-            self._add(TaggedArgument(rule, name, schema, function, tags, *rest).rules())
-            names[rule] = name in required
+            rule = f"arg_{i}_{k}"
+            self._add(TaggedArgument(rule, name, schema, function, tags, *more).rules())
+            needs[rule] = name in required
         if not tags.between:
-            return " ".join(rule + ("" if needed else "?") for rule, needed in names.items())
-        return self._separate(f"args_{i}", names, self._literal(tags.between))
+            return " ".join(rule + ("" if needed else "?") for rule, needed in needs.items())
+        return self._separate(f"args_{i}", needs, self._literal(tags.between))
 
     def _add(self, rules: list[str]) -> None:
-        """Add rules while they can be compiled: each may repeat the whole schema."""
+        """Add rules up to the length that can be compiled: each may repeat the whole schema."""
         self._rules += rules
         self._size += sum(map(len, rules))
         if self._size > MAX_GRAMMAR:
             length = f"their grammar is longer than {MAX_GRAMMAR} characters"
             raise wrong_part("tools", f"cannot be enforced: {length}")
 
-    def _separate(self, rule: str, names: Mapping[str, bool], between: str) -> str:
-        """Arguments with a text between each two. Returns the rule of the first; the rules `_more`
-        follow an argument, so that they begin with the separator. For `a` and an optional `b`:
+    def _separate(self, rule: str, needs: Mapping[str, bool], between: str) -> str:
+        """Add rules for arguments with a text between each two. Returns the name of the first rule.
+        A rule `_more` follows an argument, so it begins with that text. For `a`, an optional `b`:
 
             rule_0: a rule_1_more                 rule_0_more: "," a rule_1_more
             rule_1: b "" | ""                     rule_1_more: "," b "" | ""
         """
         rest, more = '""', '""'
-        for k, (name, needed) in reversed(list(enumerate(names.items()))):
-            first, next_one = f"{name} {more}", f"{between} {name} {more}"
+        for k, (argument, needed) in reversed(list(enumerate(needs.items()))):
+            first, next_one = f"{argument} {more}", f"{between} {argument} {more}"
             if not needed:
                 first, next_one = f"{first} | {rest}", f"{next_one} | {more}"
             self._rules += [f"{rule}_{k}: {first}", f"{rule}_{k}_more: {next_one}"]
@@ -183,10 +186,10 @@ class TaggedArgument:
     tags: TaggedArguments
     split: Split
     spaces: Whitespace
-    warnings: list[str]
-    """To add to."""
+    warnings: list[str]  # `rules` adds to it
 
     def rules(self) -> list[str]:
+        """The Lark rule with the name `rule`, and those that it refers to."""
         rule, root = self.rule, self.function.schema
         value = resolve(self.schema, root)
         if self.tags.quotes is None:  # text is a JSON string, too
@@ -223,7 +226,7 @@ class TaggedArgument:
         return self.tags.value_after.replace("{key}", self.name)
 
     def _list_values(self, values: list[Any]) -> str:
-        """A key and one of its values. A text may have another key and quotes."""
+        """Lark of a key and one of these values. A text has its own form of key and quotes."""
         texts = [value for value in values if isinstance(value, str)]
         others = [json.dumps(value) for value in values if not isinstance(value, str)]
         forms = []
@@ -249,7 +252,7 @@ class TaggedArgument:
         return [text, lazy, f"{head} {rule}_text {beyond}"]
 
     def _exclude(self, closing: str) -> str:
-        """To append to a terminal: text that it must not hold."""
+        """The end of a terminal: its text must not contain the closing mark or a barred text."""
         barred = "|".join(map(plain_pattern, filter(None, (closing, *self.tags.barred))))
         return f" & ~/(?s:.*)({barred})(?s:.*)/" if barred else ""
 
@@ -266,5 +269,5 @@ class TaggedArgument:
 
 
 def _one_of(texts: Sequence[str]) -> str:
-    """A single expression: llguidance allows 2,000 alternatives of a rule."""
+    """One regular expression, because llguidance allows only 2,000 alternatives in a rule."""
     return f"/({'|'.join(map(plain_pattern, texts))})/"

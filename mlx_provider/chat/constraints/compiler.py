@@ -27,20 +27,18 @@ from .vocabulary import grammar_tokenizer, is_marker
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-
 Mask = NDArray[np.uint32]
 """Bit `i % 32` of word `i // 32`: whether token `i` is allowed. Shape (ceil(vocab / 32),)."""
-MASK_SECONDS = 30
-"""It usually takes milliseconds; the limit protects other requests."""
-KEPT_LETTERS = 2 * MAX_GRAMMAR
-"""Characters of all grammars in the cache. Each takes about twenty bytes."""
-_EMPTY = ("NoExtension", "NoExtensionBias")
+MASK_SECONDS = 30  # limit for one mask (usually milliseconds), which protects other requests
+KEPT_LETTERS = 2 * MAX_GRAMMAR  # characters of all cached grammars, at about twenty bytes each
+_EMPTY = ("NoExtension", "NoExtensionBias")  # llguidance's errors if no text fits a grammar
 
 
 @dataclass(eq=False)
 class Constraint:
-    """The grammar of one choice. Used by one thread at a time, except that `pool` computes the next
-    mask in parallel with the device's step."""
+    """The grammar of one choice, at the reply's last token. Used by one thread at a time, except
+    that `_pool` computes the next mask during the device's pass. `finished`: only the end may
+    follow. Each method raises `GrammarFailed` if the grammar fails or needs too much time."""
 
     _matcher: LLMatcher
     _vocab_size: int
@@ -53,6 +51,7 @@ class Constraint:
         self.finished = bool(self._matcher.is_stopped())
 
     def mask(self) -> Mask:
+        """The tokens that may follow, as a new array."""
         self._settle()
         if self._packed is None:
             self._packed = self._matcher.compute_bitmask()
@@ -63,10 +62,10 @@ class Constraint:
         return words
 
     def advance(self, token: int) -> None:
-        """Raises `RequestFailed` for a forbidden token, `GrammarFailed` if the grammar fails."""
+        """Take the reply's next token. Raises `RequestFailed` if it is forbidden."""
         self._settle()
         if token in self._eos and self._matcher.is_accepting():
-            return
+            return  # the reply ends
         # the mask may not be known yet
         offered = self._packed is None or bool(self._packed[token // 8] >> token % 8 & 1)
         self._matcher.consume_token(token)
@@ -75,21 +74,24 @@ class Constraint:
         self._advance()
 
     def forced_tokens(self) -> list[int]:
+        """Next tokens that have no alternative; empty: the grammar leaves a choice."""
         self._settle()
         return [] if self.finished else list(self._matcher.compute_ff_tokens())
 
     def take_text(self, text: str, tokens: Iterable[int]) -> None:
-        """Accept as much as possible of a text that was generated before the grammar applied."""
+        """Take as many of `tokens` (the ids of `text`) as the grammar allows; ignore the others."""
         self._settle()
         self._matcher.try_consume_tokens(list(tokens))
         self._advance()
 
     @property
     def complete(self) -> bool:
+        """Whether the reply may end here."""
         self._settle()
         return bool(self._matcher.is_accepting())
 
     def fork(self) -> Constraint:
+        """An independent copy in the same state, for another choice."""
         self._settle()
         matcher = self._matcher.deep_copy()
         return Constraint(matcher, self._vocab_size, self._eos, self._pool, self._packed)
@@ -121,21 +123,24 @@ class Constraint:
 
 @dataclass(frozen=True)
 class Structure:
+    """The constraint of a request's first choice, and warnings about what it does not enforce."""
+
     constraint: Constraint | AfterThoughts
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Compiled:
-    wrong: str
+    wrong: str  # why the grammar is not valid, or empty
     matcher: Any = None
-    packed: bytes = b""
+    packed: bytes = b""  # its first mask
 
 
 class GrammarCompiler:
-    """Compiles grammars over one model's vocabulary. Safe from any thread. `vocab_size`: rows of
-    the output matrix. `capacity`, `letters`: most grammars in the cache, and characters of all of
-    them. `background` compiles what no request waits for; `None`: the thread that needs it does."""
+    """Compiles grammars over the vocabulary of one model's tokenizer (`fast`). Safe from any
+    thread. `vocab_size`: rows of the output matrix. `pool` computes masks ahead. `background`
+    compiles what no request waits for; `None`: the thread that needs it does. The cache holds at
+    most `capacity` grammars with `letters` characters. `spaces`: white space in the JSON."""
 
     def __init__(
         self,
@@ -149,14 +154,9 @@ class GrammarCompiler:
         letters: int = KEPT_LETTERS,
         spaces: Whitespace = ONE_LINE,
     ) -> None:
-        self.fast = fast
-        self.spaces = spaces
-        self.background = background
-        self._eos = frozenset(eos)
-        self._vocab_size = vocab_size
-        self._pool = pool
-        self._capacity = capacity
-        self._letters = letters
+        self.fast, self.spaces, self.background = fast, spaces, background
+        self._eos, self._vocab_size, self._pool = frozenset(eos), vocab_size, pool
+        self._capacity, self._letters = capacity, letters
         self.compiled: OrderedDict[tuple[str, str], _Compiled] = OrderedDict()
         """By namespace and text: a hit of another tenant's grammar would show in response times."""
         self._tokenizer: LLTokenizer | None = None
@@ -171,18 +171,16 @@ class GrammarCompiler:
         thoughts: Thoughts | None = None,
         messages: MessageGrammar | None = None,
     ) -> Structure | None:
-        """`None`: any text is allowed. Raises `BadRequest` that names the parameter, and for
-        schemas the keyword."""
+        """The constraint for what the request demands; `None`: any text is allowed. `calls`: the
+        format of calls; `None`: JSON objects. With `thoughts`, the reply may begin with a thought.
+        Raises `BadRequest` that names the parameter, and for schemas the keyword."""
         preface = messages.answer if messages else ""
         allowance = Allowance(namespace=request.namespace)
-        form = request_form(
-            request,
-            calls,
-            self.split,
-            lambda lark: self._find_compiled(lark, allowance).wrong,
-            preface,
-            self.spaces,
-        )
+
+        def problem_of(lark: str) -> str:
+            return self._find_compiled(lark, allowance).wrong
+
+        form = request_form(request, calls, self.split, problem_of, preface, self.spaces)
         if form is None:
             return None
         if messages is not None and not form.of_client:
@@ -192,13 +190,15 @@ class GrammarCompiler:
     def constraint(
         self, form: GrammarForm, thoughts: Thoughts | None = None, namespace: str = ""
     ) -> Constraint | AfterThoughts:
-        lark, lead = form.lark, ""
+        """Compile `form`. White space may precede it if it begins with JSON or follows `thoughts`.
+        Raises `BadRequest`."""
+        lark, space = form.lark, ""
         if form.begins_json:
-            lead = r"/[ \t\n]{1,8}/"
+            space = r"/[ \t\n]{1,8}/"
         elif thoughts is not None and not form.of_client:
-            lead = r"/[ \n]{1,3}/"
-        if lead:
-            lark = lark.replace("start:", "start: LEAD? led\nled:", 1) + f"\nLEAD: {lead}"
+            space = r"/[ \n]{1,3}/"
+        if space:
+            lark = lark.replace("start:", "start: LEAD? led\nled:", 1) + f"\nLEAD: {space}"
         made = self._find_compiled(lark, Allowance(namespace=namespace))
         if made.wrong:
             raise BadRequest(f"the grammar is not valid: {made.wrong}")
@@ -211,27 +211,30 @@ class GrammarCompiler:
     def calls(
         self, request: GenerateRequest, calls: CallGrammar, spaces: Whitespace
     ) -> LLMatcher | None:
-        """A matcher at the beginning of the calls, to copy. `None`: they cannot be enforced.
-        Schemas are tried together only: each one alone would take a place in the cache."""
+        """A matcher at the beginning of the calls, to copy. `None`: they cannot be enforced."""
         allowance = Allowance(namespace=request.namespace)
+        # First try all schemas together: each one apart would take a place in the cache. If that
+        # fails, also try each one apart, so that wrong ones of tools that are not strict go.
         for apart in (False, True):
 
-            def wrong(lark: str, *, apart: bool = apart) -> str:
+            def problem_of(lark: str, *, apart: bool = apart) -> str:
                 whole = lark.startswith("start: calls")
                 return self._find_compiled(lark, allowance).wrong if apart or whole else ""
 
             with suppress(BadRequest):
-                form = request_form(request, calls, self.split, wrong, spaces=spaces)
+                form = request_form(request, calls, self.split, problem_of, spaces=spaces)
                 return form and self._find_compiled(form.lark, allowance).matcher
         return None
 
     def split(self, text: str) -> list[str | int]:
+        """Cut text at special tokens, which become their ids; ends of a reply are left out."""
         pattern, ids = self._specials
         pieces: list[str | int] = [ids.get(piece, piece) for piece in pattern.split(text) if piece]
         return [piece for piece in pieces if isinstance(piece, str) or piece not in self._eos]
 
     @cached_property
     def _specials(self) -> tuple[re.Pattern[str], dict[str, int]]:
+        """A pattern of all special tokens, and their ids by text."""
         added = self.fast.get_added_tokens_decoder()
         ids = {
             token.content: number
@@ -290,6 +293,7 @@ class GrammarCompiler:
 
 
 def first_line(text: str) -> str:
+    """The line of llguidance's error text that says what is wrong, at most 300 characters."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     shown = next((line for line in reversed(lines) if line.startswith("error:")), "")
     gist = shown or (lines[0] if lines else "unknown error")
@@ -298,19 +302,19 @@ def first_line(text: str) -> str:
 
 @dataclass(frozen=True)
 class Thoughts:
-    """`opened`: the prompt ends inside a thought. Otherwise the model may open one with `start`, if
-    that is one token."""
+    """How a model marks thoughts. `opened`: the prompt ends inside a thought. Otherwise the model
+    may open one with `start`, if that is one token. Each of `ends` closes it."""
 
     start: str
     ends: tuple[str, ...]
     opened: bool
     barred: tuple[str, ...] = ()
-    """Single tokens that are forbidden inside thoughts, because they would end one, such as the
-    opener of a call."""
+    """Single tokens that would end a thought, such as a call's opener: forbidden in thoughts."""
 
 
 class AfterThoughts:
-    """Allows any thought up to its end marker, but not the end of the reply."""
+    """A constraint (`inner`) that applies after an optional thought; the methods do the same. In a
+    thought, any text up to its end marker is allowed, but not the end of the reply."""
 
     def __init__(
         self, inner: Constraint, thoughts: Thoughts, fast: Any, eos: Iterable[int], vocab_size: int
@@ -341,10 +345,8 @@ class AfterThoughts:
         if self._thinking:
             self._think(token)
             return
-        starts, self._start = token == self._start, None
-        if starts:
-            self._thinking = True
-        else:
+        self._thinking, self._start = token == self._start, None
+        if not self._thinking:
             self._inner.advance(token)
 
     def _think(self, token: int) -> None:

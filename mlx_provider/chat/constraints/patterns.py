@@ -1,5 +1,5 @@
-"""Regular expressions for Lark's slashes: of a client's Lark grammar, so that its text can stand in
-a call, bare or as JSON; of a plain text; of a schema's `pattern`."""
+"""Writes regular expressions for the slashes of a Lark grammar. They are made of a client's Lark
+grammar (its text then stands in a call, bare or as JSON), a plain text, or a schema's `pattern`."""
 
 import json
 import re
@@ -36,12 +36,16 @@ _COMMON = {
     "NEWLINE": r"(?:\r?\n)+",
 }
 """Of Lark's `grammars/common.lark`."""
+LONGEST_PATTERN = 100_000  # characters of an expanded rule
+_MAX_PATTERN = 2000
+"""Longest `pattern` of a schema that is analysed. The time grows with its square."""
 
 
 def text_pattern(lark: str) -> str:
     """A grammar as one regular expression, which can stand in a schema. Raises `ValueError` that
     names what has none, such as a rule that refers to itself."""
     rules: dict[str, list[tuple[bool, str]]] = {}
+    """Pieces of each rule: (whether it is a rule's name, the name or a regular expression)."""
     rule = ""
     for found in _TOKEN.finditer(lark):
         if found["other"]:
@@ -92,16 +96,10 @@ def _expand_rule(
     return known[rule]
 
 
-LONGEST_PATTERN = 100_000
-
-
 def between_slashes(regex: str) -> str:
+    """A regular expression, with slashes and line ends escaped."""
     escaped = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", regex, flags=re.DOTALL)
     return escaped.replace("\n", "\\n")
-
-
-_MAX_PATTERN = 2000
-"""Longest pattern that is analysed. The time grows with its square."""
 
 
 def whole_text(pattern: str) -> str | None:
@@ -109,6 +107,7 @@ def whole_text(pattern: str) -> str | None:
     has inner anchors, alternatives at the top level or lookarounds, or is too long."""
     if len(pattern) > _MAX_PATTERN:
         return None
+    # look at what is outside escapes and classes; then remove groups, from the innermost on
     plain = re.sub(r"\\.|\[(?:\\.|[^]\\])*\]", "", pattern, flags=re.DOTALL)
     head, tail = plain.startswith("^"), plain.endswith("$")
     inside = plain[head : len(plain) - tail]

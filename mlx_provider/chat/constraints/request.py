@@ -13,8 +13,7 @@ from .patterns import between_slashes, text_pattern
 from .schema import ONE_LINE, Function, SchemaReader, Split, Whitespace, json_rule, literal
 from .trial import MAX_GRAMMAR
 
-ProblemOf = Callable[[str], str]
-"""Why a grammar in Lark does not compile, or empty."""
+ProblemOf = Callable[[str], str]  # why a grammar in Lark does not compile, or empty
 BARE_JSON = CallGrammar.json("", "")
 
 
@@ -24,10 +23,8 @@ class GrammarForm:
 
     lark: str
     warnings: tuple[str, ...] = ()
-    begins_json: bool = False
-    """It may begin with JSON, before which white space is allowed."""
-    of_client: bool = False
-    """It is the client's own grammar: neither white space nor a thought is allowed before it."""
+    begins_json: bool = False  # it may begin with JSON, before which white space is allowed
+    of_client: bool = False  # the client's own: neither white space nor a thought may precede it
 
 
 def request_form(
@@ -38,9 +35,9 @@ def request_form(
     preface: str = "",
     spaces: Whitespace = ONE_LINE,
 ) -> GrammarForm | None:
-    """`None`: any text is allowed. `calls`: the tool parser's call format; `None`: bare JSON
-    objects. `preface`: what the model's format writes before an answer. Raises `BadRequest` that
-    names the parameter, and for schemas the keyword."""
+    """The form that the request demands; `None`: any text is allowed. `calls`: the tool parser's
+    call format; `None`: bare JSON objects. `preface`: what the model's format writes before an
+    answer. Raises `BadRequest` that names the parameter, and for schemas the keyword."""
     names = demanded_names(request)
     before = literal(preface, split)
     answer = _json_answer(request, problem_of, before, spaces)
@@ -71,8 +68,8 @@ def request_form(
     rules = CallRules(calls or BARE_JSON, functions, split, spaces, parallel)
     lark = rules.lark
     if answer and (schema := rules.json_schema()):
-        # as JSON, too: the lexer reads the longer of two lexemes that begin alike, as an answer's
-        # `{` and a call's `{"name": "` do
+        # Calls get a JSON rule like the answer: of two lexemes that begin alike (`{` of an answer,
+        # `{"name": "` of a call), the lexer would read only the longer one.
         lark = f"calls: {json_rule(schema, spaces)}"
     lark = f"{start}\n{lark}"
     if problem := problem_of(lark):
@@ -82,8 +79,8 @@ def request_form(
 
 
 def after_message(form: GrammarForm, messages: MessageGrammar, split: Split) -> GrammarForm:
-    """The form after an optional thought, for formats that address every message. Only if the end
-    of a thought is a special token, which no text contains."""
+    """The form with an optional thought before it, for formats that address every message.
+    Unchanged unless a thought ends with one special token, which no text contains."""
     opened, ended = literal(messages.thought, split), split(messages.thought_end)
     if len(ended) != 1 or isinstance(ended[0], str):
         return form
@@ -93,7 +90,7 @@ def after_message(form: GrammarForm, messages: MessageGrammar, split: Split) -> 
 
 
 def _begins_special(calls: CallGrammar | None, split: Split) -> bool:
-    """Whether calls begin with a special token; nothing else can end a free text."""
+    """Whether calls begin with a special token: only such a token can end a free text."""
     begin = "" if calls is None else calls.open + calls.before
     return isinstance(next(iter(split(begin)), ""), int)
 
@@ -112,11 +109,9 @@ def _restrict_text(function: Function, request: GenerateRequest, problem_of: Pro
     try:
         text = text_pattern(lark)
     except ValueError as unsupported:
-        raise BadRequest(
-            f"the format of the tool {function.name!r} cannot be enforced: {unsupported} is not "
-            "supported",
-            param="tools",
-        ) from None
+        problem = f"cannot be enforced: {unsupported} is not supported"
+        message = f"the format of the tool {function.name!r} {problem}"
+        raise BadRequest(message, param="tools") from None
     name = next(iter(listed_parameters(function.schema)[0]), None)
     if name is None:
         raise wrong_part("tools", f"a format needs one text parameter: {function.name!r}", ":")
@@ -127,8 +122,8 @@ def _restrict_text(function: Function, request: GenerateRequest, problem_of: Pro
 
 
 def demanded_names(request: GenerateRequest) -> list[str] | None:
-    """Names of tools, one of which must be called. Empty: any tool. `None`: no call is demanded,
-    nor are calls restricted: `allowed_tools` with the mode `auto` has no effect."""
+    """Names of tools, one of which must be called; empty: any tool. `None`: no call is demanded, as
+    for `allowed_tools` with the mode `auto`, which has no effect. Raises `BadRequest`."""
     choice = request.tool_choice
     if isinstance(choice, str):
         return [] if choice == "required" else None
@@ -170,7 +165,7 @@ def _json_answer(
 
 
 def response_schema(response_format: Mapping[str, Any] | None) -> Any:
-    """`None`: plain text. Raises `BadRequest`."""
+    """The JSON schema that the answer must fit; `None`: plain text. Raises `BadRequest`."""
     if not response_format or (kind := response_format.get("type")) == "text":
         return None
     if kind not in ("json_object", "json_schema"):
@@ -190,7 +185,7 @@ def response_schema(response_format: Mapping[str, Any] | None) -> Any:
 
 
 def _client_grammar(grammar: Mapping[str, Any], problem_of: ProblemOf, before: str = "") -> str:
-    """In Lark. `before`: an expression of what the reply begins with."""
+    """The client's grammar in Lark. `before`: a Lark expression of what the reply begins with."""
     kind, value = grammar.get("type"), grammar.get("value")
     if kind not in ("regex", "lark") or not isinstance(value, str) or not value:
         raise wrong_part("grammar", "must be {'type': 'regex' or 'lark', 'value': text}")

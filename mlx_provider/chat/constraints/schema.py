@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import BadRequest
 
+Split = Callable[[str], list[str | int]]  # cuts text at special tokens, which become their ids
 Whitespace = Mapping[str, Any]
 """llguidance's `x-guidance` options. Always bounded: a model that pads with white space would never
 end its reply."""
@@ -20,17 +21,16 @@ ONE_LINE: Whitespace = {
 }
 INDENTED: Whitespace = {"whitespace_pattern": r" |\n( {0,40}|\t{0,10})"}
 _INDENTED_CALLS = re.compile(r"\b(?:arguments|tool_calls?)\b[^{}%]{0,80}\btojson\s*\(\s*indent")
+_NAMES = re.compile(r"\^(?:\((?:\?:)?((?:[\w|-]|\[\w\])+)\)|((?:[\w-]|\[\w\])+))\$")
 
 
 def choose_whitespace(template: str | None) -> Whitespace:
+    """The white space that a chat template writes into the JSON of calls."""
     return INDENTED if template and _INDENTED_CALLS.search(template) else ONE_LINE
 
 
-Split = Callable[[str], list[str | int]]
-"""Cuts text at special tokens, which become their ids."""
-
-
 def json_rule(schema: Mapping[str, Any], spaces: Whitespace) -> str:
+    """A Lark expression of the JSON that fits the schema."""
     return "%json " + json.dumps({"x-guidance": dict(spaces), **schema}, ensure_ascii=False)
 
 
@@ -40,25 +40,24 @@ def quote(text: str) -> str:
 
 
 def literal(text: str, split: Split) -> str:
-    """Text as a Lark expression. Empty text gives an empty string."""
+    """A Lark expression of exactly this text; an empty string for empty text."""
     pieces = split(text)
     return " ".join(f"<[{x}]>" if isinstance(x, int) else quote(x) for x in pieces)
 
 
 @dataclass(frozen=True)
 class Function:
+    """A tool that can be called. `schema`: of its parameters, as the grammar enforces it."""
+
     name: str
     schema: dict[str, Any]
     strict: bool = False
     text_regex: str = ""
-    """Of its only parameter's text, if that has a grammar."""
-
-
-_NAMES = re.compile(r"\^(?:\((?:\?:)?((?:[\w|-]|\[\w\])+)\)|((?:[\w-]|\[\w\])+))\$")
+    """The grammar of its only parameter's text; empty: none."""
 
 
 def names_of_pattern(pattern: str) -> set[str] | None:
-    """All texts that a pattern of plain alternatives matches, as `^(a|b)$`. `None`: another."""
+    """All texts that a pattern such as `^(a|b)$` matches; `None`: not only plain alternatives."""
     found = _NAMES.fullmatch(pattern)
     return set(re.sub(r"[][]", "", found[1] or found[2]).split("|")) if found else None
 
@@ -86,17 +85,17 @@ _MAX_WARNINGS = 20
 
 @dataclass
 class SchemaReader:
-    """Adapts a schema to llguidance. `lenient`: unsupported keywords are reported and left out."""
+    """Adapts a schema to llguidance. `where`: the request's parameter that holds the schema.
+    `lenient`: unsupported keywords are left out, with a line in `warnings`."""
 
     where: str
     lenient: bool = False
-    root: str = "#"
-    """JSON pointer of the schema in the compiled document."""
+    root: str = "#"  # JSON pointer to the schema in the compiled document
     warnings: list[str] = field(default_factory=list)
 
     def read(self, schema: Any) -> Any:
-        """Annotations are left out and references moved to `root`. Raises `BadRequest` that names
-        the keyword and its place."""
+        """A copy for llguidance, without annotations and with references moved to `root`. Raises
+        `BadRequest` that names the keyword and its place; if `lenient`, only for malformed ones."""
         return self._read(schema, "#")
 
     def _read(self, schema: Any, at: str) -> Any:
@@ -118,7 +117,7 @@ class SchemaReader:
                 self._add_reference(out, value, at)
             elif key == "format":
                 self._add_format(out, value, at)
-        # `propertyNames` first: it may say what other properties are possible
+        # sorted, so that `propertyNames` limits the names before `unevaluatedProperties` does
         for key in sorted(filter(_REFUSED.__contains__, schema)):
             if not _express(key, schema, out):
                 self._refuse(f"'{key}'", at, "leave it out or say it with other keywords")
@@ -173,7 +172,7 @@ class SchemaReader:
 
 
 def _express(key: str, given: Mapping[str, Any], out: dict[str, Any]) -> bool:
-    """Whether `out` has or gets the effect of a refused keyword from other keywords."""
+    """Give `out` the effect of a refused keyword by other keywords. False: that is impossible."""
     value, keys = given[key], given.keys()
     match key:
         case "uniqueItems":
@@ -233,7 +232,7 @@ def _move_listed_patterns(schema: dict[str, Any], names: set[str]) -> None:
 
 
 def _counts_repeated_names(schema: Mapping[str, Any]) -> bool:
-    """Whether a repeated name could satisfy `minProperties`: llguidance counts it twice."""
+    """Whether a repeated name could satisfy `minProperties`, because llguidance counts it twice."""
     least, needed = schema.get("minProperties"), schema.get("required")
     count = len(needed) if isinstance(needed, list) else 0
     if not isinstance(least, int | float) or least < count + 2 or {"const", "enum"} & set(schema):

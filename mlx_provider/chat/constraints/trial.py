@@ -12,19 +12,15 @@ from types import MappingProxyType
 from ...bounded_process import BoundedProcesses, ProcessEnded
 from ...errors import BadRequest, RequestFailed
 
-MAX_GRAMMAR = 1_000_000
-"""Characters."""
-SECONDS = 1.0
-"""Processor time per grammar. Usual schemas take a few milliseconds."""
-REQUEST_SECONDS = 4.0
-"""Processor time for all grammars of a request."""
+MAX_GRAMMAR = 1_000_000  # characters
+SECONDS = 1.0  # processor time per grammar; usual schemas take a few milliseconds
+REQUEST_SECONDS = 4.0  # processor time for all grammars of a request
 LIMITS: Mapping[str, int | bool] = MappingProxyType(
     {"max_lexer_states": 100_000, "verbose_errors": False}
 )
-"""Differences from the defaults of `llguidance.LLParserLimits`: each row keeps about 2 kB per
-state, and clients see the errors."""
-MEMORY = 1 << 30
-"""Bytes of a process."""
+"""What differs from the defaults of `llguidance.LLParserLimits`: each row keeps about 2 kB per
+state, and errors are short because clients see them."""
+MEMORY = 1 << 30  # bytes of a process
 CHILD = Path(__file__).with_name("trial_process.py")
 
 _REASONS: Mapping[int, str] = MappingProxyType(
@@ -41,10 +37,10 @@ class Allowance:
     """Processor time that the grammars of a request may still take."""
 
     seconds: float = REQUEST_SECONDS
-    namespace: str = ""
-    """Only requests with the same namespace share compiled grammars."""
+    namespace: str = ""  # only requests with the same one share compiled grammars
 
     def spend(self, seconds: float) -> None:
+        """Subtract processor time. Raises `BadRequest` when none is left."""
         self.seconds -= seconds
         if self.seconds <= 0:
             raise BadRequest(
@@ -54,16 +50,16 @@ class Allowance:
 
 
 class GrammarTrial:
-    """Safe from any thread. Its processes start when grammars are tried, and end with this object.
-    `size`: tokens of the vocabulary. `names`: ids of its special tokens."""
+    """Tries grammars for one vocabulary with `size` tokens; `names` has the ids of special tokens.
+    Safe from any thread. Its processes start when grammars are tried, and end with this object."""
 
     def __init__(self, size: int, names: Mapping[str, int]) -> None:
         self._setups = {"vocabulary": json.dumps({"size": size, "names": dict(names)}).encode()}
         self._processes = BoundedProcesses(CHILD, MEMORY, [json.dumps(dict(LIMITS))])
 
     def find_fault(self, lark: str, allowance: Allowance) -> str:
-        """Why a grammar (in Lark syntax) is refused; empty: it is not. Takes its time from the
-        allowance: raises `BadRequest` if that is used up, `RequestFailed` if the trial fails."""
+        """Why a grammar (in Lark syntax) is refused; empty: it is accepted. Its time is taken from
+        the allowance. Raises `BadRequest` if that is used up, `RequestFailed` if no trial works."""
         if len(lark) > MAX_GRAMMAR:
             return f"it is longer than {MAX_GRAMMAR} characters"
         message = json.dumps({"lark": lark, "seconds": SECONDS}).encode()

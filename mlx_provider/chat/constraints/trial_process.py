@@ -1,5 +1,5 @@
-"""Tries grammars for the engine, in a process of `bounded_process`. A signal ends it if a grammar
-takes too much processor time, memory or stack."""
+"""Tries grammars for the engine, in a child of `bounded_process`, which calls `make_answerer` and
+`stack_bytes`. A signal ends the child if a grammar takes too much processor time, memory, stack."""
 
 import json
 import random
@@ -13,26 +13,19 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 BYTES = 256
 CHOICES = 32
-"""Random bytes drawn under a grammar: some errors show only later."""
-STEPS = 200
-"""Most bytes written, including those without a choice."""
-SPACES = b" \t\r\n"
-"""Written only if no other byte is allowed: they would use up the choices."""
-ENDS = b',"}]:'
-"""Preferred, because errors show after the end of a value."""
-DEAD_ENDS = ("NoExtension", "NoExtensionBias")
-"""llguidance's errors for a text that cannot be completed."""
-STEP_SECONDS = 0.25
-"""Processor time for all steps. A token costs more in a real vocabulary."""
-STACK = 4 << 20
-"""Bytes. The threads that compile for the engine have twice as many."""
-LEAST_STACK_BYTES = 1 << 20
-"""glibc gives a thread 2 MiB if the stack of a process has no limit."""
+"""Maximum number of random bytes in the texts of a grammar: some errors show only after a text."""
+STEPS = 200  # maximum number of bytes in these texts, including those without a choice
+SPACES = b" \t\r\n"  # written only if no other byte is allowed: they would use up the choices
+ENDS = b',"}]:'  # preferred, because errors show after the end of a value
+DEAD_ENDS = ("NoExtension", "NoExtensionBias")  # errors for a text that cannot be completed
+STEP_SECONDS = 0.25  # processor time for all steps; a token costs more in a real vocabulary
+STACK = 4 << 20  # bytes; the threads that compile for the engine have twice as many
+LEAST_STACK_BYTES = 1 << 20  # half of what glibc gives a thread if there is no limit
 
 
 class Vocabulary:
-    """The special tokens of a real vocabulary under their own ids, which may be below 256, and
-    single bytes after them."""
+    """For llguidance: the special tokens (`names`) of a real vocabulary under their own ids, which
+    may be below 256, then one token for each byte. Called with a text, returns its tokens."""
 
     bos_token_id = None
 
@@ -50,6 +43,7 @@ class Vocabulary:
 
 
 def try_grammar(lark: str, tokenizer: Any, first_byte: int, limits: Any) -> str:
+    """Write random texts that the grammar allows. Returns the error that shows; empty: none."""
     matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
     dice, choices, text = random.Random(0), 0, bytearray()  # noqa: S311
     for step in range(STEPS):
@@ -79,7 +73,10 @@ def try_grammar(lark: str, tokenizer: Any, first_byte: int, limits: Any) -> str:
 
 
 def make_answerer(limits: str) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
-    """The first message is the vocabulary, every other one a grammar."""
+    """Returns the function that answers messages. The first message holds the arguments of
+    `Vocabulary`. Each further one is a grammar (`lark`) and its limit of processor `seconds`; the
+    answer has what is `wrong` with the grammar (empty: nothing), and the `seconds` that it took."""
+    bounds = LLParserLimits(**json.loads(limits))
     vocabulary: Vocabulary | None = None
     tokenizer: Any = None
 
@@ -95,10 +92,10 @@ def make_answerer(limits: str) -> Callable[[dict[str, Any]], dict[str, Any] | No
         signal.setitimer(signal.ITIMER_PROF, 0)
         return {"wrong": wrong, "seconds": time.process_time() - began}
 
-    bounds = LLParserLimits(**json.loads(limits))
     return answer
 
 
 def stack_bytes() -> int:
+    """For the thread that answers: half of the stack that the engine's threads have."""
     most, _ = resource.getrlimit(resource.RLIMIT_STACK)
     return LEAST_STACK_BYTES if most < 0 else max(LEAST_STACK_BYTES, min(STACK, most // 2))

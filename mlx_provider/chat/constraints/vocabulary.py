@@ -18,8 +18,8 @@ SPACE = "▁"
 def grammar_tokenizer(fast: Any, eos: Iterable[int], rows: int) -> LLTokenizer:
     """The vocabulary of `fast`, a `tokenizers.Tokenizer`. `rows`: rows of the output matrix.
     Special tokens, and added tokens in angle brackets, are not text: a grammar must name them (as
-    in llguidance 1.9.1). An unknown decoder goes to llguidance as JSON, at several times the cost.
-    Raises `ValueError` for a tokenizer that llguidance does not support."""
+    in llguidance 1.9.1). A tokenizer with an unknown decoder goes to llguidance as JSON, at several
+    times the cost. Raises `ValueError` if llguidance does not support the tokenizer."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     vocab: dict[str, int] = fast.get_vocab(with_added_tokens=True)
@@ -34,10 +34,11 @@ def grammar_tokenizer(fast: Any, eos: Iterable[int], rows: int) -> LLTokenizer:
         tokens[number] = spelled(piece)
     special = set(ends)
     for number, token in fast.get_added_tokens_decoder().items():
-        special |= {number} if is_marker(token) else set()
-        # it stands for its own text, except for SentencePiece's spaces
-        sentence = spelled is _fallback
-        tokens[number] = spelled(token.content) if sentence else token.content.encode()
+        if is_marker(token):
+            special.add(number)
+        # an added token is written as it is, but SentencePiece also writes its spaces as `SPACE`
+        as_piece = spelled is _fallback
+        tokens[number] = spelled(token.content) if as_piece else token.content.encode()
     vocabulary = _Vocabulary(fast, tokens, sorted(special), ends[0])
     # Building the slices (cheap masks of JSON strings) is a separate step: llguidance holds the GIL
     # in each step.
@@ -52,7 +53,7 @@ def is_marker(token: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class _Vocabulary:
+class _Vocabulary:  # what `llguidance.TokenizerWrapper` reads
     fast: Any
     tokens: list[bytes]
     special_token_ids: list[int]
@@ -66,8 +67,8 @@ class _Vocabulary:
 
 
 def _bytes_of_pieces(fast: Any) -> Callable[[str], bytes] | None:
-    """For the byte-level decoder of GPT-2, and for SentencePiece's without a space added before a
-    text. `None`: another decoder."""
+    """A function from a piece to its bytes; `None`: unknown. Known are the byte-level decoder of
+    GPT-2, and SentencePiece's without a space added before a text."""
     if fast.truncation is not None or fast.padding is not None or fast.decoder is None:
         return None
     decoder = json.loads(fast.decoder.__getstate__())

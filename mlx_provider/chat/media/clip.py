@@ -22,22 +22,21 @@ if TYPE_CHECKING:  # the process runs this file alone
 
     from .fetch import MediaPolicy
 
-REFUSED = 3
-"""Exit code with a reason on standard output."""
-RATE = 2.0
-"""Frames per second, as vision families assume for a list of frames."""
-MEMORY = 4 * 2**30
-"""Address space of the decoding process in bytes; on macOS its resident size."""
+REFUSED = 3  # exit code of a process that has written a reason to standard output
+RATE = 2.0  # frames per second, as vision families assume for a list of frames
+MEMORY = 4 * 2**30  # bytes of address space of the process; on macOS of resident memory
 REMEDY = "send it shorter, or as frames: {'type': 'video_url', 'video_url': [image URLs]}"
 
 
 @dataclass(frozen=True)
 class Clip:
+    """An encoded video. `path`: the part of the request that holds it."""
+
     data: bytes
     path: str
 
     def frames(self, policy: MediaPolicy) -> NDArray[np.uint8]:
-        """Shape (count, H, W, 3), two per second. Raises `MediaError` that names the part."""
+        """RGB, (count, H, W, 3), two frames per second. Raises `MediaError` that names the part."""
         if not (suffix := container(self.data)):
             raise self._error("the data is no MP4, MOV, WebM, MKV or AVI video")
         descriptor, name = tempfile.mkstemp(suffix, "mlx-clip-")
@@ -67,9 +66,8 @@ class Clip:
                 written, _ = process.communicate(timeout=policy.clip_timeout)
             except subprocess.TimeoutExpired:
                 process.kill()
-                raise self._error(
-                    f"the video takes more than {policy.clip_timeout:g} s to decode"
-                ) from None
+                late = f"the video takes more than {policy.clip_timeout:g} s to decode"
+                raise self._error(late) from None
         if process.returncode == REFUSED:
             raise self._error(written.decode())
         if process.returncode != 0:
@@ -84,8 +82,8 @@ class Clip:
 
 
 def container(data: bytes) -> str:
-    """File suffix by the first bytes; empty: unknown. FFmpeg also reads playlists and scripts,
-    which refer to other files and addresses."""
+    """The file suffix for a video, by its first bytes; empty: no known video. So FFmpeg gets no
+    playlists or scripts, which refer to other files and addresses."""
     if data[4:8] == b"ftyp":
         return ".mp4"
     if data[:4] == b"\x1aE\xdf\xa3":
@@ -101,8 +99,8 @@ def _exit_with_engine(file: Path, engine: int) -> None:
 
 
 def _main(path: str, engine: int, max_frames: int, max_pixels: int, max_clip_pixels: int) -> int:
-    """Write frames to standard output, or the reason of a failure. The file is removed after it is
-    opened. `engine`: the process that waits for the frames."""
+    """Write frames, or the reason of a refusal, to standard output, and return the exit code. The
+    file is removed after it is opened. `engine`: the process that waits for the frames."""
     file = Path(path)
     threading.Thread(target=_exit_with_engine, args=(file, engine), daemon=True).start()
     if sys.platform == "linux":  # other systems refuse such a limit or do not apply it

@@ -18,21 +18,19 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 """Pillow's other formats include interpreters of untrusted programs (EPS)."""
 JPEG_SCAN, JPEG_END = b"\xff\xda", b"\xff\xd9"
-FILLING = b"\x55\xaa\x33\xc7" * 2**12
+FILLING = b"\x55\xaa\x33\xc7" * 2**12  # one of the two ends with which `_decode` tries a cut JPEG
 GAP = 2
-"""Averaging over squares must leave this many times the target's sides; then it cannot be seen."""
-STRIP_PIXELS = 2**20
-TILE_PIXELS = 2**20
+"""Averaging over squares leaves at least so many times the target's sides, so it is not seen."""
+STRIP_PIXELS = 2**20  # of a strip in which a step runs
+TILE_PIXELS = 2**20  # tiles of a TIFF may have so many, or as many as its image
 PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}
 """By Pillow's mode; 4 for the others."""
 CODEC_BYTES, PROGRESSIVE_BYTES = {"WEBP": 12, "AVIF": 12}, 6
-"""Per pixel, that the codec of a format, or of a progressive JPEG, needs besides."""
-# What Pillow's decoders raise over malformed bytes, which may name absurd sizes, too. These errors
-# have no common base class.
+"""Further bytes per pixel that the codec of a format, or of a progressive JPEG, needs."""
+# What Pillow's decoders raise over malformed bytes: these errors have no common base class.
 _BROKEN = (
     OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, AttributeError,
     OverflowError, ZeroDivisionError, MemoryError, RuntimeError, struct.error, zlib.error,
@@ -42,8 +40,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Picture:
-    """`width` and `height` are those of the upright image. `orientation` is EXIF's, 1 to 8, and
-    `format` and `mode` are Pillow's."""
+    """An encoded image (`data`) in the part `path` of a request. `width` and `height` are those of
+    the upright image, `orientation` is EXIF's, 1 to 8, and `format` and `mode` are Pillow's."""
 
     data: bytes
     path: str
@@ -58,11 +56,11 @@ class Picture:
     def of(
         cls, data: bytes, path: str, size: tuple[int, int], orientation: int, *more: Any
     ) -> Picture:
-        """`size`: of the decoded pixels. `more`: format, mode, progressive."""
+        """`size`: (width, height) before the rotation. `more`: format, mode, progressive."""
         return cls(data, path, *(size if orientation < 5 else size[::-1]), orientation, *more)
 
     def reduction(self, size: tuple[int, int] | None) -> int:
-        """Side of the squares averaged to one pixel in scaling to `size` (height, width)."""
+        """Side of the squares averaged to a pixel in scaling to `size` (height, width); 1: none."""
         if size is None:
             return 1
         return max(1, min(self.height // (GAP * size[0]), self.width // (GAP * size[1])))
@@ -79,7 +77,7 @@ class Picture:
 
 
 def open_picture(data: bytes, path: str, max_pixels: int) -> Picture:
-    """Reads the header only. Raises `MediaError` with the part, and the size if it is too large."""
+    """Read the header only. Raises `MediaError` that names the part, also if it is too large."""
     from PIL import Image
 
     try:
@@ -96,7 +94,7 @@ def open_picture(data: bytes, path: str, max_pixels: int) -> Picture:
 
 
 def webp_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height, for which Pillow would allocate two canvases; `None`: not WebP. Raises
+    """Width and height; `None`: not WebP. Pillow would allocate two canvases of this size. Raises
     `ValueError`, `struct.error` for a malformed file. Layout: RFC 9649, sections 2.4 to 2.7."""
     if data[:4] != b"RIFF" or data[8:12] != b"WEBP":
         return None
@@ -130,7 +128,7 @@ def _open(data: bytes, path: str, max_pixels: int, readable: bytes, exif: Any) -
         return None
     _check_size(image.size, path, max_pixels)
     _check_tile(image, path)
-    exif = exif or image.info.get("exif") or separate(data)[1]  # late in a PNG
+    exif = exif or image.info.get("exif") or separate(data)[1]  # a PNG may have it after the pixels
     # Pillow rotates TIFF images itself
     orientation = 1 if image.format == "TIFF" else _orientation(image.info, exif)
     progressive = bool(image.info.get("progressive"))
@@ -158,11 +156,11 @@ def _check_size(size: tuple[int, int], path: str, max_pixels: int) -> None:
 
 
 def _check_tile(image: Any, path: str) -> None:
+    """Refuse a TIFF with too large tiles: libtiff decodes whole ones, however little is shown."""
     width, height = image.size
     tags = getattr(image, "tag_v2", None) or {}
     tile = int(tags.get(322, 1)) * int(tags.get(323, 1))  # TileWidth, TileLength
     if tile > max(TILE_PIXELS, width * height):
-        # libtiff decodes whole tiles, however little of them the image shows
         sizes = f"the image is {width} × {height} pixels, in tiles of {tile} pixels"
         raise MediaError(f"{path}: {sizes}; save it in smaller tiles", param=path)
 
@@ -200,7 +198,7 @@ def rgb_pixels(
 
 
 def _without_metadata_if_broken(data: bytes, read: Callable[[bytes, bytes], T]) -> T:
-    """`read(image, exif)` of the file as it is; if that fails, without its metadata but EXIF."""
+    """`read(data, b"")`; if that fails, `read` of the data without metadata, and its EXIF data."""
     try:
         return read(data, b"")
     except _BROKEN as broken:
@@ -224,8 +222,8 @@ def _reduce(data: bytes, factor: int) -> Any:
 
 def _decode(data: bytes, factor: int) -> tuple[Any, int]:
     """The image, and the part of `factor` that is still to be applied. A JPEG without end marker is
-    accepted if no pixel is missing. libjpeg makes up missing ones from what follows the data, so it
-    is decoded with two different ends: pixels that are equal come from neither."""
+    accepted if no pixel is missing. libjpeg makes up missing pixels from what follows the data. So
+    the data is decoded twice, with different ends: if the images are equal, no pixel is made up."""
     if not data.startswith(JPEG) or data.rfind(JPEG_END) > data.rfind(JPEG_SCAN):
         return _decode_reduced(data, factor)
     data = data.rstrip(b"\xff")

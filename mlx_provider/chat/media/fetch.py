@@ -23,7 +23,8 @@ from ...errors import MediaError
 
 @dataclass(frozen=True)
 class MediaPolicy:
-    """Limits on the media of one request. Pixels are width × height × frames."""
+    """Limits on the media of one request: pixels are width × height × frames, times are in seconds.
+    `allow_private`: hosts in private networks; `allow_file`: local files."""
 
     allow_private: bool = False
     allow_file: bool = False
@@ -39,16 +40,38 @@ class MediaPolicy:
     max_parallel: int = 8
 
 
+@dataclass(frozen=True)
+class Source:
+    """A URL, or the path of a file. `path`: the part of the request that holds it, for errors."""
+
+    url: str
+    path: str
+    required: bool = True
+
+    def error(self, reason: str, brief: str = "not available") -> MediaError:
+        """A new `MediaError` about this source; not raised."""
+        return MediaError(f"{self.path}: {reason}", param=self.path, brief=brief)
+
+    @property
+    def short_url(self) -> str:
+        """In quotes, for errors: at most 120 characters of the URL."""
+        return repr(self.url if len(self.url) <= 120 else self.url[:117] + "...")
+
+
+Fetched = bytes | MediaError
 Address = IPv4Address | IPv6Address
-Resolve = Callable[[str, int], Sequence[str]]
-"""(host, port) -> addresses. Blocks. Raises `OSError`."""
+Resolve = Callable[[str, int], Sequence[str]]  # (host, port) -> addresses; raises `OSError`
+_REMOTE = ("http", "https")
+_NAT64 = IPv6Network("64:ff9b::/96")
+_URL_SAFE = str.maketrans("-_", "+/")
 
 
 class HostRefused(httpx.TransportError):
-    pass
+    """An address of the host is not public."""
 
 
 def system_addresses(host: str, port: int) -> list[str]:
+    """A `Resolve` with the system's resolver."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
@@ -56,7 +79,7 @@ def system_addresses(host: str, port: int) -> list[str]:
 def fetch_remote(
     sources: Sequence[Source], policy: MediaPolicy, resolve: Resolve = system_addresses
 ) -> list[Fetched]:
-    """In the order of `sources`. Raises `MediaError` for the first required one that fails."""
+    """Like `fetch_all`, for http(s) only. Raises the error of the first required one to fail."""
     return asyncio.run(_fetch_together(sources, policy, resolve))
 
 
@@ -97,7 +120,7 @@ async def _fetch_together(
 
 @dataclass
 class _Room:
-    left: int
+    left: int  # bytes
 
     def take(self, size: int, source: Source) -> None:
         self.left -= size
@@ -112,9 +135,8 @@ async def _download(
         if not response.is_success:
             raise source.error(f"{source.short_url} answers {response.status_code}")
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise source.error(
-                f"{source.short_url} sends a compressed answer, which was not requested"
-            )
+            compressed = "sends a compressed answer, which was not requested"
+            raise source.error(f"{source.short_url} {compressed}")
         too_large = source.error(f"{source.short_url} has more than {max_bytes} bytes")
         length = response.headers.get("content-length", "")
         if length.isdecimal() and int(length) > max_bytes:
@@ -132,8 +154,7 @@ class _CheckedTransport(httpx.AsyncBaseTransport):
     """Connects to a checked address of the host; `Host` and TLS keep the name."""
 
     def __init__(self, policy: MediaPolicy, resolve: Resolve) -> None:
-        self._policy = policy
-        self._resolve = resolve
+        self._policy, self._resolve = policy, resolve
         # A kept connection would be found by its address and could serve another name.
         limits = httpx.Limits(max_keepalive_connections=0)
         self._inner = httpx.AsyncHTTPTransport(limits=limits, trust_env=False)
@@ -155,9 +176,8 @@ class _CheckedTransport(httpx.AsyncBaseTransport):
         if not addresses:
             raise httpx.ConnectError(f"{host} has no address")
         if not self._policy.allow_private and not all(map(is_public, addresses)):
-            raise HostRefused(
-                f"{host} is not a public host; the operator can set allow_media: [private]"
-            )
+            remedy = "the operator can set allow_media: [private]"
+            raise HostRefused(f"{host} is not a public host; {remedy}")
         return addresses
 
     async def _send(self, request: httpx.Request, host: str, address: str) -> httpx.Response:
@@ -175,11 +195,8 @@ class _CheckedTransport(httpx.AsyncBaseTransport):
         await self._inner.aclose()
 
 
-_NAT64 = IPv6Network("64:ff9b::/96")
-
-
 def is_public(address: str) -> bool:
-    """Also checks addresses inside IPv6 wrappings."""
+    """Whether an IP address is public. If IPv6 wraps an IPv4 address, the latter counts."""
     found = _unwrap(ip_address(address.partition("%")[0]))
     special = found.is_multicast or found.is_reserved or found.is_unspecified
     return found.is_global and not special
@@ -193,32 +210,15 @@ def _unwrap(address: Address) -> Address:
     return address.ipv4_mapped or address.sixtofour or address
 
 
-@dataclass(frozen=True)
-class Source:
-    url: str
-    path: str
-    required: bool = True
-
-    def error(self, reason: str, brief: str = "not available") -> MediaError:
-        return MediaError(f"{self.path}: {reason}", param=self.path, brief=brief)
-
-    @property
-    def short_url(self) -> str:
-        return repr(self.url if len(self.url) <= 120 else self.url[:117] + "...")
-
-
-Fetched = bytes | MediaError
-
-
 def fetch_all(sources: Sequence[Source], policy: MediaPolicy) -> Iterator[Fetched]:
+    """The bytes of each source, in order, or the error of one that is not required. Raises
+    `MediaError` if a required one fails. Blocks."""
     remote = [source for source in dict.fromkeys(sources) if _scheme(source.url) in _REMOTE]
-    local = {source: _read(source, policy) for source in set(sources).difference(remote)}
+    own = dict.fromkeys(s for s in sources if _scheme(s.url) not in _REMOTE)
+    local = {source: _read(source, policy) for source in own}
     if remote:
         local.update(zip(remote, fetch_remote(remote, policy), strict=True))
     return iter([local[source] for source in sources])
-
-
-_REMOTE = ("http", "https")
 
 
 def _scheme(url: str) -> str:
@@ -275,9 +275,6 @@ def _base64(text: str) -> bytes:
     except (binascii.Error, ValueError):
         text = re.sub(r"\s+", "", unquote(text)).rstrip("=").translate(_URL_SAFE)
     return binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True)
-
-
-_URL_SAFE = str.maketrans("-_", "+/")
 
 
 def _file(source: Source, max_bytes: int) -> bytes:

@@ -1,5 +1,5 @@
 """Images and videos of a request: fetched, checked, and decoded when a family needs them, in memory
-that all requests share by tenants."""
+in which each tenant has an equal share."""
 
 from __future__ import annotations
 
@@ -26,45 +26,46 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["MediaClaim", "MediaPolicy", "MediaRoom", "load_media"]
-LARGE = 64 * 2**20
-PIXEL = 3
+LARGE = 64 * 2**20  # bytes; after such a decoding, freed memory is given back to the system
+PIXEL = 3  # bytes
 Encoded = Picture | Clip
 
 
 class MediaRoom:
-    """Limits on images that are decoded, and on images that requests keep until they end. Separate,
-    because decoding never waits for another request. Safe from any thread."""
+    """Limits the memory of images that are decoded, and of images that requests keep until they
+    end. With one limit, decoding could wait for the end of a request. Safe from any thread."""
 
     def __init__(self, capacity: int, line: int = 256) -> None:
-        """`line`: requests of one tenant that may wait. Each occupies a thread."""
+        """`capacity`: bytes. `line`: how many requests of a tenant may wait, each in a thread."""
         self.line = line
         self.decoding = ByteGate(capacity // 2)
         self.kept = ByteGate(capacity - capacity // 2)
 
     @property
     def nbytes(self) -> int:
+        """Bytes in use now."""
         return self.decoding.nbytes + self.kept.nbytes
 
     def claim(self, who: str, owner: str = "") -> MediaClaim:
+        """An empty claim for the request `who` of the tenant `owner`."""
         return MediaClaim(self, who, owner)
 
     def refuse(self, error: MLXProviderError, who: str | None = None) -> None:
+        """Raise `error` where the request `who`, or each request (`None`), waits for memory."""
         for gate in (self.kept, self.decoding):
             gate.refuse(error, who)
 
 
 class MediaClaim:
-    """Encoded images of one request, and images scaled for the model until its prefill ends."""
+    """The memory of a request's media: encoded until `close`, scaled until `end_prefill`."""
 
     def __init__(self, room: MediaRoom, who: str, owner: str) -> None:
-        self.room = room
-        self.who = who
-        self.owner = owner
+        self.room, self.who, self.owner = room, who, owner
         self._ticket: Ticket | None = None
         self._encoded = 0
 
     def take(self, encoded: int, scaled: int) -> None:
-        """Wait for memory. Raises `Overloaded`, or the error given to `refuse`."""
+        """Wait for so many bytes. Raises `Overloaded`, or the error given to `refuse`."""
         self.close()  # a prompt that is prepared again starts with an empty claim
         self._encoded = encoded
         if self.room.kept.count_waiting(self.owner) >= self.room.line:
@@ -73,9 +74,11 @@ class MediaClaim:
         self._ticket.wait()
 
     def decoding(self, nbytes: int) -> Ticket:
+        """Bytes for one decoding, which runs in a `with` block of the ticket."""
         return self.room.decoding.ask(nbytes, self.owner, self.who)
 
     def end_prefill(self) -> None:
+        """Free the bytes of the scaled images."""
         if self._ticket is not None:
             self._ticket.shrink(self._encoded)
 
@@ -91,8 +94,9 @@ def load_media(
     max_pixels: int = 0,
 ) -> list[MediaItem | MediaError]:
     """One item per reference, in order, or the error of one that is not required. `claim` is
-    charged with the encoded images, and with scaled images of at most `max_pixels` each. Blocks.
-    Pixels are decoded on demand. Both raise `MediaError` that names the part."""
+    charged with the encoded images, and with scaled images of at most `max_pixels` each (0: the
+    policy's limit). Blocks. Clips are decoded here, images on demand. This function and the items
+    raise `MediaError` that names the part."""
     policy = policy or MediaPolicy()
     claim = claim or MediaRoom(EngineSettings().media_bytes).claim("")
     loads = [_Load(ref, policy) for ref in refs]
@@ -120,9 +124,10 @@ def load_media(
 
 
 class _Load:
+    """The steps from one reference to its `result`. After an error, `attempt` skips the others."""
+
     def __init__(self, ref: MediaRef, policy: MediaPolicy) -> None:
-        self._ref = ref
-        self._policy = policy
+        self._ref, self._policy = ref, policy
         self.sources: list[Source] = []
         self.opened: list[Encoded] = []
         self.result: MediaItem | MediaError = MediaError("")
@@ -151,8 +156,8 @@ class _Load:
         if not 0 < len(urls) <= self._policy.max_frames:
             most = self._policy.max_frames
             raise self._error(f"a video takes 1 to {most} frames, not {len(urls)}")
-        places = [f"{ref.path}.video[{i}]" for i in range(len(urls))]
-        self.sources = [Source(u, p, ref.required) for u, p in zip(urls, places, strict=True)]
+        frames = [(url, f"{ref.path}.video[{i}]") for i, url in enumerate(urls)]
+        self.sources = [Source(url, path, ref.required) for url, path in frames]
 
     def open(self, fetched: Sequence[Fetched]) -> None:
         clip = self._ref.kind == "video" and isinstance(self._ref.source, str)

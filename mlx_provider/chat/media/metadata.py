@@ -4,14 +4,13 @@ import zlib
 
 PNG = b"\x89PNG\r\n\x1a\n"
 JPEG = b"\xff\xd8\xff"
-PARTS = 2**17
-"""Chunks or segments that are read; what follows is left as it is."""
+PARTS = 2**17  # chunks or segments that are read; what follows is left as it is
 METADATA = (*range(0xE1, 0xEE), 0xEF, 0xFE)
 """JPEG segments without effect on pixels: all but JFIF's and Adobe's colour transform."""
 
 
 def separate(data: bytes) -> tuple[bytes, bytes]:
-    """The image without metadata, and its EXIF data. Other formats stay whole."""
+    """The image without metadata, and its EXIF data (empty: none). Other formats stay whole."""
     if data.startswith(PNG):
         return _png(data)
     return _jpeg(data) if data.startswith(JPEG) else (data, b"")
@@ -26,7 +25,7 @@ def _png(data: bytes) -> tuple[bytes, bytes]:
             break
         if kind[0] < 0x60:  # a capital: needed for pixels
             pieces.append(data[at:end])
-            if end > len(data):
+            if end > len(data):  # the file is cut
                 return b"".join(pieces), exif
         elif kind == b"tRNS":  # transparent colours
             body = data[at + 8 : end - 4]

@@ -12,13 +12,9 @@ from .parts import MediaRef, Part, canonical_calls, check_arguments, content_par
 from .turns import BLANK_LINE, Turn, join, place_results
 
 ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-    "function": "tool",
-}
+    "system": "system", "developer": "system", "user": "user", "assistant": "assistant",
+    "tool": "tool", "function": "tool",
+}  # fmt: skip
 
 # Claude Code's first system line changes with the first user message and would prevent sessions
 # from sharing a prompt prefix.
@@ -38,10 +34,13 @@ class Normalised:
 
 @dataclass(frozen=True)
 class MediaSupport:
+    """The kinds of media that a model takes, and why a part (by its path) cannot be read."""
+
     kinds: frozenset[str]
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, part: MediaRef) -> str | None:
+        """The text in place of the part; `None`: the model gets the part itself."""
         if part.kind not in self.kinds:
             return f"[{part.kind} omitted: this model cannot take it]"
         reason = self.unreadable.get(part.path)
@@ -64,12 +63,12 @@ def normalise(
     stays valid. `system_role`: the template shows system messages; otherwise they begin the first
     user message. `alternate`: the template wants user and assistant to alternate, the user first,
     so turns with media are merged, too. `tool_media`: the template shows images inside tool
-    results; otherwise they move to a user turn after the results. `support`: `None`: all media.
-    `text_parts`: roles whose parts of text stay separate; those of others are joined by a blank
-    line. `about_tools`: a system message after the client's own leading ones.
+    results; otherwise they move to a user turn after the results. `support`: media for the model;
+    `None`: all. `text_parts`: roles whose parts of text stay separate; those of others are joined
+    by a blank line. `about_tools`: a system message after the client's own leading ones.
 
-    A part that no model supports becomes text, but in system messages and in the one of
-    `typed_index`, it raises `BadRequest` that names the part."""
+    Raises `BadRequest` that names the wrong part. A part that no model can take becomes text, but
+    is wrong in a system message and in the message of `typed_index`."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         raise wrong_part("messages", "must be a list of messages")
     if not messages:
@@ -104,40 +103,41 @@ def normalise(
 def _replace_media(
     turns: Sequence[Turn], support: MediaSupport
 ) -> tuple[list[Turn], tuple[str, ...]]:
-    """Text replaces media that the model does not accept: images stay in an agent's history, so an
-    error would end its session."""
+    """The turns with text for media that the model does not get, and warnings. Images stay in an
+    agent's history, so an error would end its session."""
     parts = [part for turn in turns for part in turn.parts]
     omitted = [p for p in parts if isinstance(p, MediaRef) and p.kind not in support.kinds]
     replaced = [replace(turn, parts=tuple(_replace_parts(turn.parts, support))) for turn in turns]
-    return replaced, tuple(
-        f"{p.path}: {p.kind} omitted, this model cannot take it" for p in omitted
-    )
+    warnings = [f"{p.path}: {p.kind} omitted, this model cannot take it" for p in omitted]
+    return replaced, tuple(warnings)
 
 
 def _replace_parts(parts: Sequence[Part], support: MediaSupport) -> list[Part]:
+    """A text in place of media is joined with the texts before and after it."""
     replaced: list[Part] = []
     joins = False
     for part in parts:
         omitted = support.text(part) if isinstance(part, MediaRef) else None
-        text = part if omitted is None else omitted
+        new = part if omitted is None else omitted
         joins |= omitted is not None
-        if joins and replaced and isinstance(replaced[-1], str) and isinstance(text, str):
-            replaced[-1] += BLANK_LINE + text
+        if joins and replaced and isinstance(replaced[-1], str) and isinstance(new, str):
+            replaced[-1] += BLANK_LINE + new
         else:
-            replaced.append(text)
+            replaced.append(new)
         joins = omitted is not None
     return replaced
 
 
 def typed_index(messages: Sequence[Any]) -> int | None:
-    """Index of the last message, if it is a user's and follows no tool result. The user can correct
-    an error there; elsewhere it is history that an agent sends again with each request."""
+    """Index of the last message, if it is a user's and follows no tool result; otherwise `None`. In
+    this message the user can correct an error; an agent sends others again with each request."""
     roles = [m.get("role") if isinstance(m, Mapping) else None for m in messages[-2:]]
     typed = roles[-1] == "user" and roles[0] not in ("tool", "function")
     return len(messages) - 1 if typed else None
 
 
 def _read(message: Mapping[str, Any], path: str, notes: list[str] | None) -> Turn | None:
+    """`notes`: see `content_parts`. `None`: the message has only the billing line."""
     if not isinstance(message, Mapping):
         raise wrong_part(path, "must be an object with `role` and `content`")
     role = ROLES.get(message["role"]) if isinstance(message.get("role"), str) else None
@@ -177,8 +177,8 @@ def _without_billing(parts: tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def _place_system(turns: list[Turn], hoist: bool) -> list[Turn]:
-    run = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
-    head, rest = turns[:run], turns[run:]
+    first = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
+    head, rest = turns[:first], turns[first:]
     if hoist:
         head += [turn for turn in rest if turn.role == "system"]
         rest = [turn for turn in rest if turn.role != "system"]

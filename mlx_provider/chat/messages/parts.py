@@ -23,10 +23,9 @@ class MediaRef:
     kind: MediaKind
     source: str | tuple[str, ...] | None
     """URL or path; for a video, its frames. `None`: the client gave no source."""
-    path: str
-    """The client's name of the part: `messages[3].content[1]`."""
+    path: str  # the client's name of the part: `messages[3].content[1]`
     detail: Detail = "auto"
-    required: bool = True
+    required: bool = True  # if not, a text takes the place of media that cannot be read
 
 
 Part = str | MediaRef
@@ -36,15 +35,16 @@ _KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
 _MEDIA = {word: kind for kind in _KINDS for word in (f"{kind}_url", f"input_{kind}", kind)}
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 _DETAILS: tuple[tuple[Any, Detail], ...] = (
-    *((None, "auto"), ("auto", "auto"), ("low", "low"), ("high", "high"), ("original", "high")),
-)
+    (None, "auto"), ("auto", "auto"), ("low", "low"), ("high", "high"), ("original", "high"),
+)  # fmt: skip
 
 
 def content_parts(
     message: Mapping[str, Any], path: str, notes: list[str] | None = None
 ) -> tuple[Part, ...]:
-    """Text and media in order. `notes` gets a warning for each part that becomes text, because no
-    model can take it; `None`: such a part is refused."""
+    """Text and media in order. With `notes`, a part that no model can take becomes text and leaves
+    a warning there, and media are not `required`. Without `notes`, media are `required`, and such a
+    part is refused. Raises `BadRequest`."""
     content = message.get("content")
     path = f"{path}.content"
     if content is None:
@@ -65,6 +65,7 @@ def content_parts(
 
 
 def reasoning_text(message: Mapping[str, Any]) -> str:
+    """The thoughts of an assistant's message, in any API's form; empty: none."""
     for key in ("reasoning_content", "reasoning", "thinking"):
         value = message.get(key)
         if isinstance(value, str) and value:
@@ -164,6 +165,7 @@ def _read_url(value: Any, path: str) -> str:
 
 
 def canonical_calls(message: Mapping[str, Any], path: str) -> tuple[dict[str, Any], ...]:
+    """The message's calls in OpenAI's form, with arguments as a mapping. Raises `BadRequest`."""
     calls = message.get("tool_calls")
     legacy = message.get("function_call")
     if calls is None and legacy is not None:
@@ -213,8 +215,8 @@ def _read_call(call: Any, path: str) -> dict[str, Any]:
 
 
 def arguments_mapping(arguments: Any) -> dict[str, Any]:
-    """A mapping that shares nothing with the input. What is no JSON object is kept whole under
-    `value`, so a malformed call in the history neither fails the request nor loses text."""
+    """A call's arguments as a new mapping. What is no JSON object is kept whole under `value`, so a
+    malformed call in the history neither fails the request nor loses text."""
     if isinstance(arguments, Mapping):
         return copy.deepcopy(dict(arguments))
     if isinstance(arguments, str):
@@ -231,23 +233,24 @@ def arguments_mapping(arguments: Any) -> dict[str, Any]:
     return {"value": copy.deepcopy(arguments)}
 
 
-# -- blocks and items that only another server can use, as text for a model: agents resend them in
-# every turn of a conversation that began with a cloud model
+# -- blocks and items that only another server can use become text for a model: agents resend them
+# in every turn of a conversation that began with a cloud model
 
 MAX_CHARACTERS = 20_000
-MAX_DEPTH = 12
-IMAGES = ("image", "input_image", "image_url", "computer_screenshot")
-READABLE = (
+MAX_DEPTH = 12  # of fields within fields
+IMAGES = ("image", "input_image", "image_url", "computer_screenshot")  # types of blocks
+READABLE = (  # fields with text for a model, in this order
     "name", "tool_name", "server_label", "query", "queries", "input", "arguments", "action",
     "operation", "command", "code", "title", "filename", "context", "url", "source", "file",
     "text", "data", "file_data", "stdout", "stderr", "logs", "content", "output", "outputs",
     "result", "results", "error", "error_code", "return_code", "tools", "tool_references",
 )  # fmt: skip
-JSON = ("input", "arguments", "action", "operation")
+JSON = ("input", "arguments", "action", "operation")  # those of them that become JSON text
 _TEXT_DATA = re.compile(r"data:(?:text/|application/(?:json|xml))[^,]*?(;base64)?,")
 
 
 def foreign_text(block: Mapping[str, Any]) -> str:
+    """The type of a block, and the text of its `READABLE` fields, up to `MAX_CHARACTERS`."""
     kind = str(block.get("type") or "block")[:100]
     if kind in IMAGES:
         return "[image: not available, not shown]"

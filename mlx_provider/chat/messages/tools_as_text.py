@@ -8,7 +8,7 @@ from ...records import CallGrammar, ToolParser, Tools
 from ...records.json_reading import function_of
 from .turns import BLANK_LINE
 
-EXAMPLE = "example_function"
+EXAMPLE = "example_function"  # the call that shows the format
 EXAMPLE_ARGUMENTS = {"first_parameter": "value", "second_parameter": "another value"}
 EXAMPLE_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -17,7 +17,7 @@ EXAMPLE_SCHEMA: dict[str, Any] = {
 
 
 def describe_tools(tools: Tools, parser: ToolParser | None) -> str:
-    """A system message with the tools, and how to call them in the format of `parser`."""
+    """The text of a system message with the tools, and how to call them in `parser`'s format."""
     if parser is not None and parser.describe is not None:
         return parser.describe(tools)
     grammar = _grammar(parser)

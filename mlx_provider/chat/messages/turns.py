@@ -1,4 +1,5 @@
-"""Turns: their merging, and the order of tool results."""
+"""A `Turn` is one message, or several that are merged (`join`). `place_results` puts the results of
+tools behind their calls."""
 
 from __future__ import annotations
 
@@ -18,25 +19,26 @@ NO_RESULT = "[no result: this call did not end]"
 class Turn:
     role: str
     parts: tuple[Part, ...] = ()
-    null: bool = False
-    """A turn with calls and no text: its content is null, not an empty text."""
+    null: bool = False  # a turn with calls and no text: its content is null, not an empty text
     name: str | None = None
-    calls: tuple[dict[str, Any], ...] = ()
-    call_id: str | None = None
+    calls: tuple[dict[str, Any], ...] = ()  # of an assistant
+    call_id: str | None = None  # of a tool: the call that has this result
     reasoning: str = ""
-    path: str = ""
+    path: str = ""  # `messages[3]`, for warnings
 
     @property
     def plain(self) -> bool:
+        """Whether it has no media."""
         return all(isinstance(part, str) for part in self.parts)
 
     @property
     def text(self) -> str:
+        """Its texts, with blank lines between them."""
         return BLANK_LINE.join(part for part in self.parts if isinstance(part, str))
 
 
 def join(first: Turn, second: Turn) -> Turn:
-    """One turn of both, with a blank line between their texts, also where one is empty."""
+    """One turn of both, with a blank line between their texts, even if one of them is empty."""
     both = [first.reasoning, second.reasoning]
     parts = _joined_parts(first, second)
     return replace(
@@ -62,9 +64,9 @@ def _joined_parts(first: Turn, second: Turn) -> tuple[Part, ...]:
 
 
 def place_results(turns: Sequence[Turn]) -> tuple[list[Turn], list[str]]:
-    """The turns with one result per call right after its turn, and warnings. Many templates show
-    results by position, without ids. A call without a result gets a text, unless only assistant
-    turns follow. A result of no call stays where it is."""
+    """Returns the turns, with one result per call right after the turn of the calls and in their
+    order, and warnings. Many templates show results by position, without ids. A call without a
+    result gets `NO_RESULT`, unless only assistant turns follow. A result of no call stays."""
     calls = _Calls()
     for at, turn in enumerate(turns):
         calls.take(at, turn)
@@ -96,24 +98,20 @@ class _Slot:
 
 
 class _Calls:
-    """Calls with only assistant turns between them are a group. A result belongs to the call with
-    its id in the last group, or to the last earlier call with this id and no result: some clients
-    count ids from 0 in every turn. A result with an unknown id goes to a call of the last group
-    without a result: of the function that it names, else the first."""
+    """Finds the call of each result. Calls with only assistant turns between them are a group. A
+    result belongs to the call with its id in the last group, or to the last earlier call with this
+    id and no result: some clients count ids from 0 in every turn. A result with an unknown id goes
+    to a call of the last group without a result: of the function that it names, else the first."""
 
     def __init__(self) -> None:
-        self.slots: dict[int, list[_Slot]] = {}
-        self.moved: set[int] = set()
+        self.slots: dict[int, list[_Slot]] = {}  # by the index of the calls' turn
+        self.moved: set[int] = set()  # indices of the turns whose result is in a slot
         self._group: list[_Slot] = []
-        self._open: dict[str, deque[_Slot]] = {}
-        """Calls of the group without a result, by id."""
-        self._filled: dict[str, _Slot] = {}
-        """The group's last call with a result, by id."""
-        self._earlier: dict[str, list[_Slot]] = {}
-        """Calls of earlier groups; those without a result come last."""
-        self._strangers: list[tuple[int, Turn]] = []
-        """Results in the group with an unknown id."""
-        self._interrupted = False
+        self._open: dict[str, deque[_Slot]] = {}  # calls of the group without a result, by id
+        self._filled: dict[str, _Slot] = {}  # the group's last call with a result, by id
+        self._earlier: dict[str, list[_Slot]] = {}  # earlier calls without a result, by every id
+        self._strangers: list[tuple[int, Turn]] = []  # results in the group with an unknown id
+        self._interrupted = False  # whether a turn of another role has followed the calls
 
     def take(self, at: int, turn: Turn) -> None:
         self._interrupted |= turn.role != "assistant"
@@ -150,9 +148,8 @@ class _Calls:
                 self._put(named[turn.name].popleft(), at, turn)
             else:
                 nameless.append((at, turn))
-        for slot, (at, turn) in zip(
-            (s for s in self._group if not s.results), nameless, strict=False
-        ):
+        free = [slot for slot in self._group if not slot.results]
+        for slot, (at, turn) in zip(free, nameless, strict=False):
             self._put(slot, at, turn)
         for call_id in self._open:
             self._earlier.setdefault(call_id, [])

@@ -17,8 +17,15 @@ from .turn_layout import NO_LAYOUT, AnswerEdge, TurnLayout
 
 log = logging.getLogger(__name__)
 
+_OWN_ID = re.compile(r"[A-Za-z0-9_-]{9,40}")
+"""A model's own ids that may reach the client: every API accepts them, and they are hard to guess
+(LiteLLM's Responses API bridge looks up calls of all clients by id)."""
+
 
 class Detokenizes(Protocol):
+    """Turns tokens into text. `push` returns the text that a token completes, `finish` the rest.
+    `pending`: whether the last token has begun a character."""
+
     @property
     def pending(self) -> bool: ...
     def push(self, token: int) -> str: ...
@@ -26,18 +33,14 @@ class Detokenizes(Protocol):
 
 
 def call_id(number: int) -> str:
+    """The default ids of calls."""
     return f"call_{number}"
 
 
-_OWN_ID = re.compile(r"[A-Za-z0-9_-]{9,40}")
-"""A model's own ids that may reach the client: every API accepts them, and they are hard to guess
-(LiteLLM's Responses API bridge looks up calls of all clients by id)."""
-
-
 class Reply:
-    """The output does not depend on token borders: text that may belong to a marker or a stop
-    string is held back until `finish`. Stop strings apply to the content alone, without the white
-    space that a template writes around it."""
+    """One choice: takes tokens (or text), and returns deltas. They do not depend on token borders,
+    because text that may belong to a marker or a stop string is held back until this is known. Stop
+    strings apply to the content alone, without the white space that a template writes around it."""
 
     def __init__(
         self,
@@ -54,14 +57,16 @@ class Reply:
         used_ids: Iterable[str] = (),
         layout: TurnLayout = NO_LAYOUT,
     ) -> None:
-        """`ids`: for calls without an id of the model's own. `used_ids`: of earlier calls."""
+        """`reasoning_open`: whether the prompt ends in a thought; `None`: unknown. `parallel`: more
+        than one call may be reported. `ids`: (number of a call) -> its id, if the model wrote none.
+        `used_ids`: of earlier calls. `layout`: white space that the template writes."""
         self._detokenizer = detokenizer
         self._index, self._ids, self._parallel = index, ids, parallel
         self._used_ids = set(used_ids)
         self._reader = TextReader()
         self._stops = StopText(stops)
+        # holds back the white space that may stand before a call
         self._edge = AnswerEdge(layout.before_call) if tool_parser is not None else None
-        """Holds back the white space that may stand before a call."""
         self._reading = read_reply(
             self._reader, self._note, reasoning_parser, tool_parser, tools, reasoning_open, layout
         )
@@ -69,16 +74,13 @@ class Reply:
         """Failures of the parsers; the text concerned is sent as text."""
         self._new_deltas: list[Delta] = []
         self._logprobs: deque[tuple[int, TokenLogprob]] = deque()
-        self._received = 0
-        """Characters of text."""
-        self._after_stop = 0
-        """Characters of content after a stop string, and of the string itself."""
+        self._received = 0  # characters of text
+        self._after_stop = 0  # characters of content after a stop string, and of the string itself
         self._calls_begun = 0
         self.complete_calls = 0
         self._ended = False
-        self.stopped = ""
-        self.in_reasoning = False
-        """Whether the next token belongs to a thought, as far as is known."""
+        self.stopped = ""  # the stop string that was found
+        self.in_reasoning = False  # whether the next token belongs to a thought, as far as is known
         self.reasoning_tokens = 0
         self._advance()
 
@@ -88,6 +90,7 @@ class Reply:
         self.faults.append(fault)
 
     def push(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
+        """Take a token. Returns what can be sent; nothing after a stop string or `finish`."""
         if self.stopped or self._ended:
             return []
         if self._detokenizer is None:
@@ -103,15 +106,15 @@ class Reply:
         return deltas
 
     def push_text(self, text: str) -> list[Delta]:
-        """Text without tokens; for parser tests and the command line."""
+        """Like `push`, with text instead of a token; for parser tests and the command line."""
         if self.stopped or self._ended:
             return []
         self._feed(text)
         return self._deltas()
 
     def finish(self, reason: FinishReason) -> tuple[list[Delta], FinishReason]:
-        """The reason becomes `tool_calls` if complete calls were emitted and the model ended the
-        reply itself. `length` becomes `stop` if a stop string was found. Others stay."""
+        """Returns the last deltas and the final reason. A stop string turns `length` into `stop`,
+        and complete calls turn `stop` into `tool_calls`. Other reasons stay."""
         if not self._ended:
             self._ended = True
             if not self.stopped:
@@ -142,9 +145,8 @@ class Reply:
     def _take(self, event: TextEvent) -> None:
         match event.kind:
             case "content":
-                self._push_content(
-                    event.text if self._edge is None else self._edge.push(event.text)
-                )
+                text = event.text if self._edge is None else self._edge.push(event.text)
+                self._push_content(text)
             case "reasoning":
                 self._flush()
                 self._new_deltas.append(Delta(index=self._index, reasoning=event.text))
@@ -208,8 +210,8 @@ class Reply:
         return [*before, end.model_copy(update={"logprobs": logprobs})]
 
     def _known_logprobs(self, last: bool) -> list[TokenLogprob]:
-        """Those of tokens whose text has been sent: the text that was read, less what `_stops` and
-        `_edge` hold back, less the text from a stop string on. At the end, all."""
+        """Log-probabilities of tokens whose text has been sent: the text that was read, less what
+        `_stops` and `_edge` hold back, less the text from a stop string on. At the end, all."""
         limit = self._received + 1
         if self.stopped or not last:
             edge = self._edge.waiting if self._edge is not None else 0
@@ -221,8 +223,8 @@ class Reply:
 
 
 class StopText:
-    """Passes text on up to the first stop string; holds back a possible beginning of one. The stop
-    string that completes first wins, as if text came character by character."""
+    """Passes text on up to the first stop string (then `matched`); holds back a possible beginning
+    of one. The stop string that completes first wins, as if text came character by character."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [_Stop(x) for x in stops if x]
@@ -230,6 +232,7 @@ class StopText:
         self.matched = ""
 
     def push(self, text: str) -> str:
+        """Take text; returns what is certainly before a stop string."""
         if not self._stops:
             return text
         if self.matched:
@@ -245,6 +248,7 @@ class StopText:
         return text[:at]
 
     def flush(self) -> str:
+        """Return what is held back, because no stop string extends beyond it."""
         pending, self._pending = self._pending, ""
         for stop in self._stops:
             stop.begun = 0
@@ -252,14 +256,14 @@ class StopText:
 
     @property
     def waiting(self) -> int:
+        """Characters that are held back."""
         return len(self._pending)
 
 
 class _Stop:
     def __init__(self, text: str) -> None:
         self.text = text
-        self.begun = 0
-        """Characters of it at the end of the text so far."""
+        self.begun = 0  # characters of it at the end of the text so far
 
     def feed(self, text: str) -> int:
         """Characters of `text` that complete the stop string; 0: incomplete."""

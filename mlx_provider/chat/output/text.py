@@ -1,5 +1,5 @@
-"""Splits the text of one reply into thoughts, answer and tool calls. `reader.reason()` and
-`reader.answer()` report that thoughts or the answer begin."""
+"""Splits the text of one reply into thoughts, answer and tool calls, and reports them as events of
+a `TextReader`: its `reason()` and `answer()` report that thoughts or the answer begin."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,8 +11,7 @@ from ...records.parsing import ReasoningParser, ToolParser, Tools, Whole
 from ...records.reading import Emit, NotACall, Reading, TextEnded, TextReader, read_turn_ends
 from .turn_layout import TurnLayout, after_joint, before_joint
 
-Note = Callable[[str, str], None]
-"""Receives one line about a failed parser, and the traceback."""
+Note = Callable[[str, str], None]  # takes one line about a failed parser, and the traceback
 
 
 def read_reply(
@@ -24,7 +23,8 @@ def read_reply(
     thought_is_open: bool | None,
     layout: TurnLayout,
 ) -> Reading[None]:
-    """Read a whole reply. `thought_is_open`: in the prompt; `None`: the prompt is unknown."""
+    """Read a whole reply. Results are events of `reader`. `thought_is_open`: whether the prompt
+    ends in a thought; `None`: unknown. `layout`: white space that is no text."""
     for kind, parser in (("reasoning", reasoning_parser), ("tool", tool_parser)):
         if parser is not None and parser.whole is not None:
             name = f"{kind} parser {parser.name!r}"
@@ -66,13 +66,11 @@ class _MarkedReply:
     that must follow; empty: any."""
     tools: Tools
     layout: TurnLayout
-    pending_space: str = ""
-    """White space that is text only if more text of its kind follows."""
+    pending_space: str = ""  # white space that is text only if more text of its kind follows
     pending_closers: int = 0
     """Closers still expected after a thought, which are dropped: one for each opener inside it, and
     one if a call ended it."""
-    dropping: bool = False
-    """Whether text after a call is discarded."""
+    dropping: bool = False  # whether text after a call is discarded
 
     def __post_init__(self) -> None:
         self.openers = self.reasoning_parser.openers()
@@ -211,14 +209,14 @@ class _MarkedReply:
         yield from self.read_first_calls()
 
     def read_first_calls(self) -> Reading[bool]:
-        """Read calls with an opener that counts only here, if there are any."""
+        """Read calls with an opener that counts only here. False: there are none."""
         if not self.tool_parser.first:
             return False
         found = yield from self.reader.at(*self.tool_parser.first)
         return bool(found) and (yield from self.read_calls(found, self.add_content))
 
     def read_calls(self, marker: str, emit: Emit) -> Reading[bool]:
-        """False: it was text, which went to `emit`."""
+        """Read the block that `marker` opens. False: it was text, which went to `emit`."""
         reader, parser = self.reader, self.tool_parser
         start, before = reader.position, reader.calls_begun
         is_block = yield from read_block(reader, self.scan(), parser, marker, emit, self.tools)
@@ -235,7 +233,7 @@ class _MarkedReply:
         return True
 
     def scan(self) -> Reading[None]:
-        """Read a block. If the parser fails, only this block is lost, and its text is shown."""
+        """Read a block. If the parser fails, only its calls are lost, and its text is shown."""
         parser = self.tool_parser
         scan = partial(scan_block, parser, self.reader, self.tools)
         fault = yield from attempt_generator(scan, NotACall, TextEnded)

@@ -2,8 +2,9 @@
 
     {turn_open}OPENER{thought_open}THOUGHT{thought_close}CLOSER{answer_open}ANSWER{before_call}CALL
 
-The texts for the client omit these joints and keep all other white space, so that the next prompt
-repeats the computed tokens and the prefix cache covers them."""
+The white space at each place in lower case is a joint. The texts for the client omit the joints and
+keep all other white space, so that the next prompt repeats the computed tokens and the prefix cache
+covers them."""
 
 from __future__ import annotations
 
@@ -16,14 +17,15 @@ from typing import Any
 from ...isolation import Fault, attempt
 from ...records import ReasoningParser, ToolParser
 
-THOUGHT, ANSWER = "xTHOUGHTx", "xANSWERx"
+THOUGHT, ANSWER = "xTHOUGHTx", "xANSWERx"  # texts of the turn that is rendered
 PAD = " "
 """Tests whether a template keeps white space of the texts. Many templates remove only line ends."""
+Render = Callable[[list[dict[str, Any]]], str]  # from messages to a prompt; may raise any error
 
 
 @dataclass(frozen=True)
 class TurnLayout:
-    """`None`: unknown, or the template removes all white space there."""
+    """The joints of a template. `None`: unknown, or the template removes all white space there."""
 
     thought_open: str | None = None
     thought_close: str | None = None
@@ -47,30 +49,27 @@ NO_LAYOUT = TurnLayout()
 
 
 def after_joint(space: str, joint: str | None) -> str:
-    """The text in white space between two parts. Without `joint` at its beginning, none is text."""
+    """The white space behind `joint`, which is text; empty if `space` does not begin with it."""
     return "" if joint is None or not space.startswith(joint) else space[len(joint) :]
 
 
 def before_joint(space: str, joint: str | None) -> str:
-    """The same with `joint` at its end."""
+    """The white space before `joint`, which is text; empty if `space` does not end with it."""
     return "" if joint is None or not space.endswith(joint) else space[: len(space) - len(joint)]
-
-
-Render = Callable[[list[dict[str, Any]]], str]
-"""Messages to prompt. May raise any error."""
 
 
 def layout_of(
     render: Render, thoughts: ReasoningParser | None, calls: ToolParser | None
 ) -> TurnLayout:
-    """Measured by rendering a turn with a thought and a call."""
+    """The joints of the template behind `render`, found by rendering a turn with these formats of
+    thoughts and calls. Raises nothing: if `render` fails, they are unknown."""
     inside = _measure(lambda pad: _joints(render(_turns(pad)), thoughts, calls))
     before = _measure(lambda pad: TurnLayout(turn_open=_turn_open(render, pad)))
     return replace(inside, turn_open=before.turn_open)
 
 
 def _measure(find: Callable[[str], TurnLayout]) -> TurnLayout:
-    """`find` takes white space to put around each text. Its errors are ignored."""
+    """The joints that `find` finds both with and without `PAD` around each text."""
     plain, padded = (attempt(partial(find, pad)) for pad in ("", PAD))
     if isinstance(plain, Fault) or isinstance(padded, Fault):
         return NO_LAYOUT
@@ -131,9 +130,10 @@ def _exact(name: str, plain: str | None, padded: str | None) -> str | None:
 
 
 class AnswerEdge:
-    """Passes an answer on, but holds back white space at its end until the next part is known.
-    Before more answer or the end, it is text. Before calls, it is `before_joint(space, joint)`; if
-    an answer follows after all, the rest is text, too."""
+    """Passes an answer on, but holds back white space at its end until the next part is known: more
+    answer (`push`), a call (`call`) or the end (`finish`). Each returns the text that is now known.
+    Before more answer or the end, the white space is text. Before a call, only the part before the
+    joint is; if an answer follows after all, the rest is text, too."""
 
     def __init__(self, joint: str | None) -> None:
         self._joint = joint
@@ -158,4 +158,5 @@ class AnswerEdge:
 
     @property
     def waiting(self) -> int:
+        """Characters that are held back; 0 after a call."""
         return 0 if self._called else len(self._space)

@@ -1,5 +1,5 @@
-"""A whole reply, put together from its deltas as a client does. Its check against a
-`response_format` that no grammar enforced, which reads the text alone."""
+"""Puts a whole reply together from its deltas, as a client does (`read_chunks`). Checks a text
+against a `response_format` that no grammar enforced (`check_reply`)."""
 
 import json
 import re
@@ -15,14 +15,14 @@ from ...protocol.events import Delta
 from ..constraints.request import response_schema
 from .reply import Reply
 
-_MAX_OPENINGS = 100
-_FENCE = re.compile(r"```([^\n`]*)\n(.*?)(?:```|\Z)", re.DOTALL)
-"""The language of a block, and its text."""
+_MAX_OPENINGS = 100  # brackets in prose at which JSON is tried
+_FENCE = re.compile(r"```([^\n`]*)\n(.*?)(?:```|\Z)", re.DOTALL)  # language and text of a block
 
 
 @dataclass(frozen=True)
 class Checked:
-    """`violated`: the first violated keyword of the schema; empty: none."""
+    """`parsed`: the first JSON in a text. `is_valid`: whether it fits the schema. `violated`: the
+    first violated keyword; empty: none, or there is no JSON."""
 
     parsed: Any
     is_valid: bool
@@ -46,7 +46,7 @@ def _refuse(constant: str) -> Any:
 
 
 def check_reply(text: str, response_format: Mapping[str, Any] | None) -> Checked:
-    """Check the first JSON in the text."""
+    """Check the first JSON in a text; without a schema, any text is valid. Raises `BadRequest`."""
     schema = response_schema(response_format)
     if schema is None:
         return Checked(None, is_valid=True)
@@ -80,30 +80,34 @@ def violation(instance: Any, schema: Any) -> str:
 
 @dataclass(frozen=True)
 class WholeReply:
+    """One choice. `calls`: names and JSON text of arguments. `faults`: failures of the parsers."""
+
     content: str
     reasoning: str
     calls: tuple[tuple[str, str], ...]
     finish_reason: str
     faults: tuple[str, ...] = field(default=(), compare=False)
-    """Of the parsers."""
 
     @property
     def whole_calls(self) -> list[tuple[str, Any]]:
+        """Calls with complete arguments, which are decoded."""
         return [(name, json.loads(text)) for name, text in self.calls if _is_json(text)]
 
     @property
     def cut_calls(self) -> list[tuple[str, str]]:
+        """Calls whose arguments are no JSON, because the reply ended in them."""
         return [call for call in self.calls if not _is_json(call[1])]
 
 
 def put_together(deltas: Iterable[Delta], finish_reason: str) -> WholeReply:
+    """The whole of one choice's deltas."""
     whole = join_deltas([*deltas])
     calls = tuple((call.name or "", call.arguments) for call in whole.tool_calls)
     return WholeReply(whole.content, whole.reasoning, calls, finish_reason)
 
 
 def read_chunks(chunks: Iterable[str], **formats: Any) -> WholeReply:
-    """The reply with this text. `formats`: arguments of `Reply`."""
+    """The reply whose text arrives in these pieces. `formats`: arguments of `Reply`."""
     reply = Reply(**formats)
     deltas = [delta for chunk in chunks for delta in reply.push_text(chunk)]
     last, reason = reply.finish("stop")

@@ -3,14 +3,14 @@
 - `solo`: each row has its own pass. Always correct.
 - `merged`: a group has rows of similar length, in upstream's batch caches, and its own pass.
 - `grouped`: all groups share one pass, which reads the weights once for any mix of lengths.
-- `padded`: `grouped` with groups of rows up to 2,048 tokens, whatever their lengths: each further
-  group launches operations in every layer, which takes longer than padding on some GPUs.
+- `padded`: like `grouped`, but rows of up to 2,048 tokens share a group, whatever their lengths. On
+  some GPUs, the operations that a further group launches in every layer take longer than padding.
 - `fixed`: passes of one size, for reproducible models. Each row is its own group and attends only
   to its own keys; fillers replace missing rows. The place of a row and the other rows do not change
   its result (`reproducible.exact_rows` checks it).
 
-A merged cache is padded to its longest row and copied as a whole when a row joins or leaves, so it
-has rows of similar length, up to a limit in bytes."""
+The cache of a group is padded to its longest row and copied as a whole when a row joins or leaves.
+So most groups have rows of similar length, and all have a limit in bytes."""
 
 from __future__ import annotations
 
@@ -32,49 +32,43 @@ from .grouped_kv import MixedChunk, WideRow, fillers, join, split, with_wide_row
 log = logging.getLogger(__name__)
 
 MERGED_BYTES, PASS_BYTES = 1 << 29, 1 << 32
-"""Bytes of the largest group that a row may join, whose copy takes a few milliseconds; and where
-more groups cost more than an occasional copy."""
-GROWN = 2
-"""A group is halved once it exceeds this multiple of its bound."""
-MAX_RATIO = 2.0
-"""Longest over shortest row of a group. Padding costs memory and compute."""
+"""Most bytes of a group that a row may join. `grouped`: so many are copied in a few milliseconds.
+Other layouts: one more group costs more than an occasional copy."""
+GROWN = 2  # a group is halved once its bytes exceed this multiple of `Layout.bound`
+MAX_RATIO = 2.0  # longest row of a group over its shortest. Padding costs memory and compute
 SHORT, PADDED = 256, 2048
-"""Lengths up to this many tokens count as similar. Rows that grow longer stay: they grow alike, so
-padding does not. A further group takes the host of an H100 1.3 ms a step (measured: 16 groups 37,
-one 17 ms), 2,048 tokens of padding 0.1 ms (by its bandwidth)."""
+"""Lengths of up to so many tokens count as similar: `PADDED` in the layout `padded`, else `SHORT`.
+Rows that grow longer stay, as the padding does not grow. A further group takes the host of an H100
+1.3 ms a step (measured: 16 groups 37 ms, one 17 ms), 2,048 tokens of padding 0.1 ms (by its
+bandwidth)."""
 REUNITED = 32
 """A row with drafts has a group of its own. After so many passes without drafts it is merged again,
 because another group adds kernels to every pass."""
-
-APART = ("solo", "fixed")
-"""Layouts that merge no rows."""
+APART = ("solo", "fixed")  # layouts that merge no rows
 Widths = Mapping[Row, int]
+"""Token counts in a pass of the rows with drafts: the row's own token and its drafts."""
 NO_WIDTHS: Widths = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Pass:
+    """One run of the model. Its tokens: one for each of `rows`, then for each of `drafting` its own
+    token and its drafts, then those of `chunk` or of the fillers."""
+
     rows: list[Row]
-    """One token each."""
     cache: RowCache
-    drafting: Sequence[Row] = ()
-    """Rows with drafts. Their tokens come after those of `rows`: each row's own token, then its
-    drafts."""
+    drafting: Sequence[Row] = ()  # rows with drafts, which are not in `rows`
     chunk: MixedChunk | None = None
-    """Its tokens come last."""
-    fillers: int = 0
-    """Padding rows after the others. Nothing reads their results."""
+    fillers: int = 0  # number of padding rows. Nothing reads their results
 
 
 @dataclass(eq=False)
 class Group:
     rows: list[Row]
-    cache: RowCache
+    cache: RowCache  # of the rows together
     memory: MemoryProfile
-    alike: list[list[Any]]
-    """Layers that shared one array of offsets when the group was made, in lists."""
-    members: list[Row]
-    """The rows of the cache, with those that have left since it was made."""
+    alike: list[list[Any]]  # lists of layers that at first shared one array of offsets
+    members: list[Row]  # the rows in `cache`, in its order, with those dropped since it was made
     apart: int = 0
     """Passes until its only row, which had drafts or a failed step, may share a group again."""
 
@@ -82,6 +76,7 @@ class Group:
     def of(
         cls, rows: list[Row], caches: Sequence[RowCache], memory: MemoryProfile, apart: int = 0
     ) -> Group:
+        """Merges `caches`, which are those of the rows. `memory`: of one row."""
         together = merge_rows(caches) if len(caches) > 1 else caches[0]
         return cls(rows, together, memory, counting_alike(layers_of(together)), rows, apart)
 
@@ -92,23 +87,25 @@ class Group:
         return rows_of(self.cache, [self.members.index(row) for row in rows])
 
     def compact(self) -> Group:
-        """The group in a cache without rows that have left."""
+        """The group in a cache without dropped rows."""
         if len(self.rows) == len(self.members):
             return self
         return Group.of(self.rows, self.caches(self.rows), self.memory, self.apart)
 
     def own_tokens(self, *more: Row) -> list[int]:
+        """Tokens of each of its rows, then of `more`, without those of the shared prefix."""
         prefix = shared_prefix(self.cache)
         shared = 0 if prefix is None else prefix.length
         return [row.cached_length - shared for row in (*self.rows, *more)]
 
     def nbytes(self, *more: Row) -> int:
+        """Bytes of its cache, with `more` rows in it."""
         lengths = self.own_tokens(*more)
         return len(lengths) * self.memory.row_bytes(max(lengths))
 
     def admits(self, row: Row, short: int, bound: int) -> bool:
-        """Whether `row` may join: it has a similar length, or all lengths are up to `short`; within
-        `bound` bytes. A row that was preempted joins only if no row gets more capacity by that."""
+        """Whether `row` may join: the lengths are similar, or all at most `short` tokens, and the
+        group stays within `bound` bytes. If any row was preempted, no row may get more capacity."""
         lengths = self.own_tokens(row)
         preempted = any(member.gave_way for member in (row, *self.rows))
         if preempted and len({whole_steps(tokens + 1) for tokens in lengths}) > 1:
@@ -118,7 +115,7 @@ class Group:
 
 
 class Tile:
-    """Groups that share a pass. `size`: rows of the pass, with fillers; 0: those of the groups."""
+    """Groups that share a pass. `size`: number of rows of the pass, with fillers. 0: no fillers."""
 
     def __init__(self, groups: list[Group], size: int) -> None:
         self.groups = groups
@@ -134,8 +131,8 @@ class Tile:
             self.cache = join(self._own, self.sizes, apart=bool(size))
 
     def caches(self) -> list[RowCache]:
-        """Caches of the groups. The layers of each list in `alike` first share one array of offsets
-        again: a pass of one group alone gives each layer its own."""
+        """Caches of the groups. First, layers that are `alike` share one array of offsets again: a
+        pass of one group alone has given each layer its own."""
         for group in self.groups:
             for first, *others in group.alike:
                 for layer in others:
@@ -148,16 +145,17 @@ class Tile:
 
 
 class Layout:
+    """The groups of a batch. Methods for a row, except `drop`, are only for rows that it has."""
+
     def __init__(self, name: str, size: int = 0) -> None:
-        """`size`: rows of each pass of the layout `fixed`."""
+        """`size`: rows of each pass of the layout `fixed`, 0 for other layouts."""
         self.name = name
         self.bound = MERGED_BYTES if name == "grouped" else PASS_BYTES
         self.groups: list[Group] = []
         self._short = PADDED if name == "padded" else SHORT
         self._size = size
         self._tiles: list[Tile] = []
-        self._unverified: dict[Row, WideRow] = {}
-        """Rows that had several tokens in the last pass."""
+        self._unverified: dict[Row, WideRow] = {}  # rows that had several tokens in the last pass
 
     @property
     def one_pass(self) -> bool:
@@ -165,27 +163,28 @@ class Layout:
         return self.name in ("grouped", "padded")
 
     def use(self, name: str) -> None:
-        """`solo`, or again the layout with which it began. The next passes move the rows."""
+        """Change to `solo`, or back to the first layout. The next `passes` moves the rows."""
         self.name = name
         for group in self.groups:
             group.apart = max(group.apart, int(len(group.rows) == 1))
 
     @property
     def pass_count(self) -> int:
-        """Passes of a step, without drafts and a chunk."""
+        """Passes of a step without drafts and a chunk, at least 1."""
         if self.one_pass:
             return 1
         alone = sum(group.rows[0].retry_alone for group in self.groups)
         return max(1, alone + -(-(len(self.groups) - alone) // max(1, self._size)))
 
     def add(self, row: Row, cache: RowCache) -> None:
-        """To the group that fits best, or to a new one, also if they cannot be merged. The layout
-        owns the cache from now on."""
+        """Add a row to the group that fits best. If none fits, or the caches cannot be merged, the
+        row gets a group of its own. The layout owns `cache` from now on."""
         self._split()
-        joins, prefix = self.name not in APART and not row.retry_alone, shared_prefix(cache)
+        can_merge = self.name not in APART and not row.retry_alone and mergeable(cache)
+        prefix = shared_prefix(cache)
         fits = [
             group
-            for group in (self.groups if joins and mergeable(cache) else ())
+            for group in (self.groups if can_merge else ())
             if not group.apart  # the length after its drafts may not be known yet
             and shared_prefix(group.cache) is prefix
             and group.admits(row, self._short, self.bound)
@@ -193,7 +192,7 @@ class Layout:
         if fits:
             best = min(fits, key=lambda group: abs(group.rows[0].cached_length - row.cached_length))
             rows, memory = [*best.rows, row], best.memory
-            # its last pass may have failed
+            # may fail, if the last pass of the group has failed
             together = attempt(lambda: Group.of(rows, [*best.caches(best.rows), cache], memory))
             if not isinstance(together, Fault):
                 self.groups[self.groups.index(best)] = together
@@ -202,41 +201,40 @@ class Layout:
         self.groups.append(Group.of([row], [cache], profile(cache), int(row.retry_alone)))
 
     def drop(self, rows: Collection[Row]) -> None:
-        """Remove rows, without an error. The next passes free their part of a merged cache."""
+        """Remove those of the rows that it has. The next `passes` frees their part of a cache."""
         self._split()
-        stay = [(group, [row for row in group.rows if row not in rows]) for group in self.groups]
-        self.groups = [replace(group, rows=left) for group, left in stay if left]
+        rest = [(group, [row for row in group.rows if row not in rows]) for group in self.groups]
+        self.groups = [replace(group, rows=own) for group, own in rest if own]
         for row in rows:
             self._unverified.pop(row, None)
 
     def cache_of(self, row: Row) -> RowCache | None:
-        """The row's own cache. `None`: it is merged with those of others, or fixed."""
+        """The row's own cache. `None`: it is merged with others, or the layout is `fixed`."""
         group = self._group(row)
         return None if self._size or len(group.members) > 1 else group.cache
 
     def extract(self, row: Row) -> RowCache:
-        """A cache of that row alone, made of views. Reading some tokens copies only those. The
-        arrays of the layout do not change."""
+        """A cache of that row alone, made of views: reading some tokens copies only those."""
         self._settle()
         self._split()
         return self._group(row).caches([row])[0]
 
     def merged_lengths(self) -> dict[Row, int]:
-        """The rows in caches with others, each with `Row.merged_length`."""
+        """The value of `Row.merged_length` for each row that has a cache with others."""
         several = [group.rows for group in self.groups if len(group.rows) > 1]
         longest = [(rows, max(row.cached_length for row in rows)) for rows in several]
         return {row: length + 1 for rows, length in longest for row in rows}
 
     def keep_tokens(self, row: Row, tokens: int) -> None:
-        """Keep the first `tokens` tokens of the last pass in the row's cache, at least one. If
-        called again before any other use of the row, the last call counts."""
+        """Keep only the first `tokens` of the row's tokens in the last pass, at least one. Does
+        nothing if it had no drafts. The last call before another use of the row counts."""
         if row in self._unverified:
             self._unverified[row].kept = tokens
 
     def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_WIDTHS) -> list[Pass]:
-        """The passes for one token of every row. A row whose step failed has its own. Only one pass
-        of all other rows includes the chunk, and rows with drafts. `widths`: their token counts;
-        call `keep_tokens` for these rows before any other use."""
+        """The passes of a step, in which every row has one token, or as many as in `widths`. A row
+        whose step failed has its own pass. `chunk` and `widths` are only for a layout with
+        `one_pass`. Call `keep_tokens` for each row in `widths` before any other use of the row."""
         self._settle()
         self._reunite(widths)
         self._separate(widths)
@@ -271,6 +269,7 @@ class Layout:
         self._tiles = []
 
     def _settle(self) -> None:
+        """Remove the rejected tokens of rows for which `keep_tokens` was called."""
         for row in [row for row, wide in self._unverified.items() if wide.kept is not None]:
             self._unverified.pop(row).settle()
 
@@ -293,8 +292,8 @@ class Layout:
             self.groups = [group.compact() for group in self.groups]
 
     def _separate(self, widths: Widths) -> None:
-        """Rows with drafts have groups of their own, or all rows do, if none are merged. Groups
-        above the bound are halved, shorter rows from longer ones."""
+        """Give rows with drafts groups of their own, or all rows, if the layout merges none. Halve
+        groups that exceed the limit, with the shorter rows in one half."""
         several = [row for group in self.groups if group.rows[1:] for row in group.rows]
         shared = [row for row in several if row in widths or self.name in APART]
         if shared:

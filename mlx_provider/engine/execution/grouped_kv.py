@@ -1,14 +1,14 @@
-"""Joins the caches of several groups of rows into one cache per layer.
+"""Joins the caches of several groups of rows, the *parts*, into one cache per layer.
 
 Attention runs group by group (needs `upstream.attention.route`). Recurrent layers run over all rows
 at once, and separately over the tokens of a chunk (needs `upstream.recurrent.route`)."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -22,21 +22,19 @@ from ..request import PrefillJob
 from ..scheduling.step import Chunk
 
 Count = int | Sequence[int] | mx.array
-"""Rotary offset of a part's rows: of its one row, of each token of a chunk, or (rows,) int32."""
+"""Rotary offsets of a part: of its only row, of each token of a `WideRow`, or (rows,) int32."""
 
 
 @dataclass(frozen=True)
 class MixedChunk:
-    """Text tokens of one prompt, to append to its row cache in the pass of rows that decode. To the
+    """Text tokens of a prompt, which the pass of the decoding rows appends to its row cache. To the
     model, each token is a row. Only attention and recurrent layers treat the tokens as one row."""
 
     tokens: Sequence[int]
     positions: Sequence[int]
     cache: list[Any]
-    ends_prompt: bool = True
-    """Whether logits are wanted after its last token."""
-    sparse: bool = False
-    """Whether tokens between them were left out."""
+    ends_prompt: bool = True  # whether logits are wanted after its last token
+    sparse: bool = False  # whether tokens between these were left out, so positions have gaps
 
     @classmethod
     def of(cls, chunk: Chunk) -> MixedChunk:
@@ -56,6 +54,8 @@ class MixedChunk:
 
 
 class MixedBatches:
+    """Whether passes may be mixed, and the prompts to restart if a pass fails."""
+
     def __init__(self, possible: bool) -> None:
         """`possible`: result of the probe."""
         self._possible = possible
@@ -65,14 +65,15 @@ class MixedBatches:
         )
         self._passes = 0
         self._jobs: list[tuple[int, PrefillJob, bool]] = []
-        """Jobs with chunks in the last pass and in this one (`True`), and in passes of their own
-        behind them without waiting, with the number of the pass. An error of any may show now."""
+        """Jobs whose error may show now: (number of a pass, job, whether its chunk was in that
+        pass). `False`: the chunk had its own pass, launched just before that one."""
 
     @property
     def allowed(self) -> bool:
         return self._possible and self._breaker.closed
 
     def begin_pass(self, chunk: Chunk | None) -> MixedChunk | None:
+        """Count a pass of the rows. Returns the chunk that it will run, if any."""
         self._passes += 1
         self._jobs = [job for job in self._jobs if job[0] >= self._passes - 1]
         if chunk is None:
@@ -81,10 +82,12 @@ class MixedBatches:
         return MixedChunk.of(chunk)
 
     def may_fail_later(self, job: PrefillJob) -> None:
+        """A chunk was launched in its own pass without a wait. The next pass may show its error."""
         self._jobs.append((self._passes + 1, job, False))
 
     def restart_prompts(self) -> bool:
-        """Restart the prompts in a failed pass. Returns whether any prompt was in it."""
+        """Restart the prompts that a failed pass may have corrupted. Returns whether any was in a
+        mixed pass, which counts as a failure of mixed passes."""
         for job in [job for _, job, _ in self._jobs if job.cache is not None]:
             job.restart()
         mixed = any(mixed for _, _, mixed in self._jobs)
@@ -94,9 +97,8 @@ class MixedBatches:
         return mixed
 
     def record_success(self) -> None:
-        self._breaker.record_success(
-            used=any(at == self._passes and mixed for at, _, mixed in self._jobs)
-        )
+        mixed = any(mixed for at, _, mixed in self._jobs if at == self._passes)
+        self._breaker.record_success(used=mixed)
 
 
 @dataclass
@@ -105,16 +107,14 @@ class WideRow:
 
     cache: list[Any]
     tokens: int
-    drafts: bool = False
-    """Whether the last tokens may be rejected, see `settle`."""
+    drafts: bool = False  # whether the last tokens may be rejected, see `settle`
     states: list[StateRun] = field(default_factory=list)
     """Of recurrent layers. The pass fills them."""
-    positions: Sequence[int] | None = None
-    """Positions of the tokens, if they are not consecutive."""
-    kept: int | None = None
-    """How many tokens stay in the cache, at least one. `None`: not known yet."""
+    positions: Sequence[int] | None = None  # positions of the tokens, if they are not consecutive
+    kept: int | None = None  # tokens that stay in the cache, at least one. `None`: unknown yet
 
     def settle(self) -> None:
+        """Remove the tokens after the first `kept` from the cache."""
         kept = self.kept or 1
         for layer in layers_of(self.cache):
             if hasattr(layer, "update_and_fetch"):
@@ -158,7 +158,7 @@ class FillerKV:
 
 
 def fillers(layer: Any) -> Any:
-    # a missing recurrent state begins with zeros and keeps its size
+    """A cache like `layer` for filler rows. An empty recurrent state stands for zeros."""
     return FillerKV() if hasattr(layer, "update_and_fetch") else type(layer)(len(layer.cache))
 
 
@@ -173,12 +173,12 @@ def can_share_a_pass(cache: Sequence[Any]) -> bool:
 
 
 def join(caches: Sequence[RowCache], sizes: Sequence[int], *, apart: bool = False) -> RowCache:
-    """Join the groups' caches layer by layer. `sizes`: rows of each group. Attention caches are
-    shared with the groups. Recurrent state moves until `split` returns it. `apart`: the rows of
-    each group are attended as if no other group existed."""
+    """Join the groups' caches layer by layer. `sizes`: rows of each group. The result uses the
+    groups' attention caches. Recurrent states move to it until `split` returns them. `apart`: the
+    rows of each group are attended as if no other group existed."""
     counted = Offsets()
 
-    def join(*parts: Any) -> Any:
+    def join_layer(*parts: Any) -> Any:
         if hasattr(parts[0], "update_and_fetch"):
             return GroupedKV(parts, sizes, counted, apart=apart)
         together = type(parts[0])(len(parts[0].cache))
@@ -188,7 +188,7 @@ def join(caches: Sequence[RowCache], sizes: Sequence[int], *, apart: bool = Fals
             part.cache = [None] * len(part.cache)
         return together
 
-    return [by_layer(join, *parts) for parts in zip(*caches, strict=True)]
+    return [by_layer(join_layer, *parts) for parts in zip(*caches, strict=True)]
 
 
 def with_wide_rows(
@@ -197,13 +197,14 @@ def with_wide_rows(
     sizes: Sequence[int],
     wide: Sequence[WideRow],
 ) -> RowCache:
-    """The joint cache `together`, if any, and caches of rows with several tokens here."""
+    """Join the caches of groups and of `wide` rows. `together`: what `join` made of the groups'
+    `caches`, or the only one of these; `None` or empty: no group. `sizes`: rows of each group."""
     together = together or wide[0].cache
     counted = Offsets(early=any(row.drafts for row in wide))
     tokens, groups = [row.tokens for row in wide], len(sizes)
 
-    def join(layer: Any, *parts: Any) -> Any:
-        """`layer`: of the joint cache. `parts`: of the groups, then of rows with several tokens."""
+    def join_layer(layer: Any, *parts: Any) -> Any:
+        """`layer`: of `together`. `parts`: of the groups, then of the wide rows."""
         own = list(zip(parts[groups:], wide, strict=True))
         if hasattr(parts[-1], "update_and_fetch"):
             chunks = [ChunkKV(cache, row) for cache, row in own]
@@ -213,14 +214,16 @@ def with_wide_rows(
             start = found[-1].rows.stop if found else 0
             at = slice(start, start + row.tokens)
             found.append(StateRun(cache, at, turned=True, drafts=row.drafts))
-            row.states += found[-1:] if row.drafts else []
+            if row.drafts:
+                row.states.append(found[-1])
         return StateParts(found)
 
     layers = zip(together, *caches, *(row.cache for row in wide), strict=True)
-    return [by_layer(join, *parts) for parts in layers]
+    return [by_layer(join_layer, *parts) for parts in layers]
 
 
 def split(together: RowCache, caches: Sequence[RowCache], sizes: Sequence[int]) -> None:
+    """Return the recurrent state of `together` to the groups' `caches` of which `join` made it."""
     for layer, *parts in zip(layers_of(together), *map(layers_of, caches), strict=True):
         if not isinstance(layer, GroupedKV):
             for part, run in zip(parts, runs(parts, sizes), strict=True):
@@ -236,8 +239,8 @@ def offsets(cache: RowCache) -> list[mx.array]:
 
 
 class Offsets:
-    """Rotary offsets of all rows, computed once per step for all layers with equal counts: the same
-    numbers or the same arrays. `merged` creates them so, and the next layer reuses them."""
+    """Rotary offsets of all rows, computed once per step for all layers whose parts have the same
+    numbers or the same arrays. `merge_rows` makes these arrays, and `advance` keeps them common."""
 
     def __init__(self, *, early: bool = False) -> None:
         """`early`: see `start_layer`."""
@@ -245,7 +248,7 @@ class Offsets:
         self._layers = 0
         self._made: tuple[list[Count], mx.array] | None = None
         self._followed: tuple[list[Count], list[Count]] | None = None
-        """Counts before and after a layer's tokens."""
+        """Offsets of the parts before and after a layer appended its tokens."""
 
     def start_layer(self, keys: mx.array) -> None:
         """Let the device begin a pass with drafts while the host still builds it, at each layer
@@ -255,7 +258,7 @@ class Offsets:
             mx.async_eval(keys)  # type: ignore[no-untyped-call]
 
     def of(self, counts: list[Count], sizes: Sequence[int]) -> mx.array:
-        """(all rows,) int32."""
+        """Offsets of all rows, (rows,) int32, from `counts` of the parts. `sizes`: their rows."""
         if self._made is None or not _alike(counts, self._made[0]):
             arrays = [
                 count
@@ -267,7 +270,8 @@ class Offsets:
         return self._made[1]
 
     def advance(self, parts: Sequence[Any], before: list[Count]) -> None:
-        """Update the offsets after the parts appended their tokens."""
+        """After the parts of a layer appended tokens: let them use the new arrays of an earlier
+        layer, if their offsets `before` were the same."""
         after = [part.offset for part in parts]
         if any(isinstance(a, mx.array) and a is b for a, b in zip(after, before, strict=True)):
             self._made = self._followed = None  # changed in place: the same array keeps counting
@@ -323,12 +327,11 @@ class GroupedKV:
 
 
 def runs(parts: Sequence[Any], sizes: Sequence[int]) -> list[Run]:
-    edges = itertools.accumulate(sizes, initial=0)
+    """The `Run` of each part: its cache and its rows, of which it has as many as in `sizes`."""
+    slices = [slice(*edges) for edges in pairwise(accumulate(sizes, initial=0))]
     return [
         Run(part.inner, rows, turned=True) if isinstance(part, ChunkKV) else Run(part, rows)
-        for part, rows in zip(
-            parts, itertools.starmap(slice, itertools.pairwise(edges)), strict=True
-        )
+        for part, rows in zip(parts, slices, strict=True)
     ]
 
 

@@ -21,17 +21,15 @@ from numpy.typing import NDArray
 from ..request import Row, SamplingParams
 
 BLOCK = 64
-"""Tokens of one block. The best tokens are in the blocks with the highest maxima."""
+"""Tokens of one block. The best `n` tokens are in the `n` blocks with the highest maxima."""
 BINS = 1024
-"""Intervals of the range of logits, and of the interval that is looked at again. Values within one
-of those count as equal."""
-UNIT = 2.0**31
-"""Sum of the weights for shares."""
+"""`threshold` divides the range of logits into so many intervals, then one of them again into so
+many. Values within one of these small intervals count as equal."""
+UNIT = 2.0**31  # weight of a share of 1, see `units`
 MARGIN = 0.25
-"""Share of an interval by which rounding may move a value. Those that are so near count, too."""
+"""How far rounding may move a value, in small intervals. Values that are so near count, too."""
 LEAST_SPAN = 1e-6
-RANGE = 30.0
-"""Logit distance from the maximum beyond which probabilities do not matter."""
+RANGE = 30.0  # logit distance from the maximum beyond which probabilities do not matter
 FEW, MANY = 64, 256
 """For top-k up to these values, so many best tokens are examined. Above, a threshold is found."""
 Columns = Mapping[str, mx.array]
@@ -47,20 +45,15 @@ class Logprobs:
     token `indices[i]`."""
 
     indices: list[int]
-    counts: list[int]
-    """Number of alternatives that each row wants."""
-    drawn: mx.array
-    """(R,) of the drawn token."""
-    top_ids: mx.array
-    """(R, K) best first."""
-    top: mx.array
-    """(R, K)."""
+    counts: list[int]  # number of alternatives that each row wants
+    drawn: mx.array  # (R,) of the drawn token
+    top_ids: mx.array  # (R, K) best first
+    top: mx.array  # (R, K)
 
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    tokens: mx.array
-    """(B,) int32."""
+    tokens: mx.array  # (B,) int32
     logprobs: Logprobs | None
 
     @property
@@ -73,22 +66,20 @@ def draw(
     logits: mx.array, rows: Sequence[Row], masks: Sequence[NDArray[np.uint32] | None]
 ) -> Drawn:
     """Draw the next token of each row. logits: (B, vocab), any float dtype; `masks[i]`: bits of
-    allowed tokens, (ceil(vocab/32),)."""
+    allowed tokens, (ceil(vocab/32),), or `None` if all are allowed."""
     raw = logits.astype(mx.float32)
     unchanged = all(r.request.params.plain and len(r.tokens) >= r.request.min_tokens for r in rows)
     if unchanged and all(mask is None for mask in masks):
         tokens = mx.argmax(raw, axis=-1).astype(mx.int32)
         return Drawn(tokens, _logprobs(raw, tokens, rows))
     changed = _mask(_bias(apply_penalties(raw, rows), rows), masks)
-    kinds: dict[str, list[int]] = {}
-    for i, row in enumerate(rows):
-        if not row.request.params.greedy:
-            kinds.setdefault(_method(row.request.params), []).append(i)
-    if [*map(len, kinds.values())] == [len(rows)]:  # no logits are copied, no token is replaced
-        tokens = _sample(changed, rows, *kinds)
+    methods = [None if r.request.params.greedy else _method(r.request.params) for r in rows]
+    if methods[0] is not None and len(set(methods)) == 1:  # then no logits are copied
+        tokens = _sample(changed, rows, methods[0])
     else:
         tokens = mx.argmax(changed, axis=-1).astype(mx.int32)
-        for method, wanted in kinds.items():
+        for method in dict.fromkeys(filter(None, methods)):
+            wanted = [i for i, own in enumerate(methods) if own == method]
             index = mx.array(wanted)
             tokens[index] = _sample(changed[index], [rows[i] for i in wanted], method)
     return Drawn(tokens, _logprobs(raw, tokens, rows))
@@ -96,12 +87,12 @@ def draw(
 
 def score(logits: mx.array, tokens: mx.array, row: Row) -> Drawn:
     """Tokens (T,) of the row's prompt in the form of drawn tokens, with log-probabilities. logits:
-    (T, vocab), before each of them."""
+    (T, vocab), of which each vector predicts the token of the same index."""
     return Drawn(tokens, _logprobs(logits.astype(mx.float32), tokens, [row] * tokens.size))
 
 
 def _bias(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    """Add biases, and forbid stop tokens, in one sparse scatter."""
+    """Add biases, and forbid stop tokens of short replies, in one sparse scatter."""
     found: list[tuple[int, int, float]] = []
     for i, row in enumerate(rows):
         offsets: dict[int, float] = dict(row.request.params.logit_bias)
@@ -161,16 +152,15 @@ def _logprobs(raw: mx.array, tokens: mx.array, rows: Sequence[Row]) -> Logprobs 
 
 @dataclass
 class History:
-    in_prompt: mx.array
-    """(vocab,) bool."""
-    counts: mx.array
-    """(vocab,) int32: the number of times that each token is in the reply."""
-    taken: int = 0
-    """Tokens of the reply that are counted."""
+    """The tokens of a row, as its penalties need them."""
+
+    in_prompt: mx.array  # (vocab,) bool
+    counts: mx.array  # (vocab,) int32: the number of times that each token is in the reply
+    taken: int = 0  # tokens of the reply that are counted
 
 
 def apply_penalties(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    """(B, vocab) with the penalties of the rows that have any."""
+    """Logits (B, vocab) with the penalties of the rows that have any. Changes no argument."""
     wanted = [i for i, row in enumerate(rows) if row.request.params.penalised]
     if not wanted:
         return logits
@@ -183,7 +173,7 @@ def apply_penalties(logits: mx.array, rows: Sequence[Row]) -> mx.array:
     own = mx.where(repeated, mx.where(own > 0, own / divisor, own * divisor), own)
     own = own - _column([p.presence_penalty for p in params]) * written
     own = own - _column([p.frequency_penalty for p in params]) * counts
-    changed = logits + 0  # the input must not change
+    changed = logits + 0  # a copy
     changed[index] = own
     return changed
 
@@ -216,29 +206,29 @@ def best(values: mx.array, count: int) -> mx.array:
 
 
 def threshold(values: mx.array, weights: mx.array, wanted: mx.array) -> mx.array:
-    """The highest value at and above which the weights sum up to `wanted`, a (R, 1): (R, vocab) ->
-    (R, 1). Weights and sums are uint32. Nothing is read back. If there is no such value: the lowest
-    value that counts."""
+    """The highest value (R, 1) for which the weights of all values (R, vocab) that are not lower
+    reach `wanted` (R, 1), as exact as `BINS` permit. If there is none: the lowest value within
+    `RANGE` of the maximum. `weights`, `wanted`: uint32. Does not wait for the device."""
     high = mx.max(values, axis=-1, keepdims=True)
     low = mx.maximum(mx.min(values, axis=-1, keepdims=True), high - RANGE)
     step = mx.maximum(high - low, LEAST_SPAN) / BINS**2
     at = mx.minimum((high - values) / step, BINS**2).astype(mx.int32)
     coarse = at // BINS
     above, weight = _before(coarse, weights, wanted)
-    # the bin that reaches `wanted`, in finer ones; values of other bins do not count
+    # divide the bin that reaches `wanted` again; values of other bins go to a bin that is ignored
     fine = mx.where(coarse == above, at - above * BINS, BINS)
     finer, _ = _before(fine, weights, wanted - weight)
     return high - step * (above * BINS + finer + (1 + MARGIN))
 
 
 def units(shares: mx.array) -> mx.array:
-    """Shares of a sum of 1 as weights. Sums of them are exact, so their order does not matter."""
+    """Shares of 1 as uint32 weights, whose sums are exact in any order."""
     return (shares * UNIT + 0.5).astype(mx.uint32)
 
 
 def _before(bins: mx.array, weights: mx.array, wanted: mx.array) -> tuple[mx.array, mx.array]:
-    """How many bins from 0 on do not reach `wanted` together, and their weight: (R, vocab) ->
-    (R, 1). The last bin counts as empty."""
+    """How many of the first bins do not reach `wanted` together, and their weight, each (R, 1).
+    `bins`: of each value, (R, vocab). Values in bin `BINS` are ignored."""
     rows = bins.shape[0]
     first = mx.arange(0, rows * (BINS + 1), BINS + 1)[:, None]
     at = (bins + first).reshape(-1)
@@ -290,7 +280,7 @@ def _column(values: list[float]) -> mx.array:
 
 
 def _best(logits: mx.array, columns: Columns, keys: mx.array, *, count: int) -> mx.array:
-    """Among the best `count` tokens that top-k, top-p and min-p allow."""
+    """Draw among the tokens that top-k, top-p and min-p allow, from the best `count`."""
     scaled = logits / columns["temperature"]
     ids = best(scaled, count)
     values = mx.take_along_axis(scaled, ids, axis=-1)
@@ -308,20 +298,21 @@ def _best(logits: mx.array, columns: Columns, keys: mx.array, *, count: int) -> 
 
 
 def _above(logits: mx.array, columns: Columns, keys: mx.array) -> mx.array:
-    """Among the tokens above the logit threshold of top-k, top-p and min-p, or all."""
+    """Draw among the tokens above the thresholds of top-k, top-p and min-p, or among all."""
     scaled = logits / columns["temperature"]
     highest = mx.max(scaled, axis=-1, keepdims=True)
-    bounds, kept = [], scaled
+    bounds, of_top_k = [], scaled
     if "min_p" in columns:
         bounds.append(highest + columns["min_p"])
     if "top_k" in columns:
         count = columns["top_k"]
         found = threshold(scaled, mx.ones(scaled.shape, mx.uint32), count)
         bounds.append(mx.where(count > 0, found, -inf))
-        kept = mx.where(scaled >= bounds[-1], scaled, -inf)
+        of_top_k = mx.where(scaled >= bounds[-1], scaled, -inf)
     if "top_p" in columns:
         share = columns["top_p"]
-        found = threshold(scaled, units(mx.softmax(kept, axis=-1)), units(mx.minimum(share, 1)))
+        weights = units(mx.softmax(of_top_k, axis=-1))
+        found = threshold(scaled, weights, units(mx.minimum(share, 1)))
         bounds.append(mx.where(share <= 1, found, -inf))
     noisy = scaled + _noise(keys, scaled.shape[-1])
     if bounds:

@@ -4,8 +4,8 @@ MLX updates a row's layers in place only while nothing else refers to their arra
 refers to the layers, and cuts views out of them only while they are read. When a second row
 branches off within a row's tokens, these are copied once, into a `Prefix`.
 
-A row begins with `fill_in_place`, `lease_row` or `fork`; `divide_at` moves its first tokens into a
-prefix; `evict` removes nodes in buffers that are not `is_pinned`. See `handover` for the rest."""
+A row gets its buffers in `Reuse.fill_in_place`, `lease_row` or `fork`. `RowBuffers.divide_at` moves
+its first tokens into a prefix. See `handover` for the states of buffers and for their end."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class RowBuffers:
-    """Keys and values of tokens `[base_tokens, capacity)` of a row or a prefix, by layer index."""
+    """Keys and values of tokens `[base_tokens, capacity)` of a row, or of a prefix of rows."""
 
     layers: dict[int, Any]
+    """The layers of the row cache that keep every token, or `Prefix`es, by layer index."""
     base_tokens: int = 0
-    base: RowBuffers | None = None
-    nodes: set[Node] = field(default_factory=set)
-    """On one path."""
+    base: RowBuffers | None = None  # the prefix with tokens `[0, base_tokens)`, if there is one
+    nodes: set[Node] = field(default_factory=set)  # on one path, with tokens in these buffers
     stored: int = 0
     """Bytes of the nodes and of the tokens before them, which are not charged to the row."""
     intact: bool = True
+    """Whether no row runs in these buffers, and no pass that wrote to them has failed."""
     tails: weakref.WeakSet[RowBuffers] = field(default_factory=weakref.WeakSet)
     """The buffers of rows that continue this prefix."""
     _users: tuple[weakref.ref[Lease], ...] = ()
@@ -59,10 +60,12 @@ class RowBuffers:
 
     @property
     def own_arrays(self) -> list[Any]:
+        """Those of all layers, without the arrays of the prefix."""
         return [a for layer in self.layers.values() for a in own_arrays(layer)]
 
     @cached_property
-    def token_bytes(self) -> int:  # not before it has a token
+    def token_bytes(self) -> int:
+        """Bytes of one token in all layers. Read it only once the row has a token."""
         return sum(a.nbytes // max(1, a.shape[-2]) for a in self.own_arrays)
 
     @property
@@ -72,6 +75,7 @@ class RowBuffers:
 
     @property
     def users(self) -> list[Lease]:
+        """The leases on these buffers that still exist."""
         users = (ref() for ref in self._users)
         return [user for user in users if user is not None and self in user.buffers]
 
@@ -82,6 +86,7 @@ class RowBuffers:
 
     @property
     def is_pinned(self) -> bool:
+        """Whether evicting its nodes frees nothing: a row uses it, or entries continue it."""
         return self.in_use or any(tail.stored for tail in self.tails)
 
     @property
@@ -91,16 +96,18 @@ class RowBuffers:
 
     @property
     def path(self) -> list[Node]:
+        """Its nodes in the order of their tokens."""
         return sorted(self.nodes, key=lambda node: node.start)
 
     def views(self, layer_index: int, start: int, stop: int) -> list[Any]:
-        """Views of tokens `[start, stop)`. Drop them before the row's next pass."""
+        """Views of tokens `[start, stop)` of a layer. Drop them before the row's next pass."""
         layer = self.layers[layer_index]
         found = own_arrays(layer) if isinstance(layer, Prefix) else kv_arrays(layer)
         return [array[..., start:stop, :] for array in found]
 
     def prefix_of_length(self, length: int) -> Mapping[int, Prefix]:
-        """The same objects while a row has them: rows with the same ones attend to them at once."""
+        """The first tokens of this prefix, by layer index. Returns the same objects while a row has
+        them: rows with the same objects attend to them in one product."""
         known = self._prefixes.setdefault(length, weakref.WeakValueDictionary())
         found = {i: known.get(i) or layer.first_tokens(length) for i, layer in self.layers.items()}
         known.update(found)
@@ -110,11 +117,11 @@ class RowBuffers:
         self._users = (*(ref for ref in self._users if ref() is not None), weakref.ref(lease))
 
     def spare(self, length: int) -> int:
-        """Bytes of capacity after so many tokens."""
+        """Bytes of capacity after the first `length` tokens."""
         return self.token_bytes * max(0, self.capacity - length)
 
     def trim(self, length: int) -> None:
-        """Free the capacity after so many tokens, layer by layer, as far as the device can."""
+        """Free the capacity after the first `length` tokens, layer by layer. Logs a failure."""
         if fault := attempt(partial(self._trim, length)):  # a pass of the row may have failed
             log.warning("a row keeps its capacity: %s", fault.summary)
 
@@ -127,10 +134,10 @@ class RowBuffers:
                 layer.offset = min(layer.offset, length)
 
     def move_to(self, cache: Sequence[Any], length: int) -> None:
-        """Hand tokens `[0, length)` over to a fresh row cache."""
-        every = layers_of(cache)
+        """Hand tokens `[0, length)` over to a fresh row cache, whose layers become its layers."""
+        fresh_layers = layers_of(cache)
         for i, layer in self.layers.items():
-            fresh = every[i]
+            fresh = fresh_layers[i]
             fresh.__class__ = layer.__class__
             vars(fresh).update(vars(layer))
             vars(layer).clear()
@@ -138,9 +145,8 @@ class RowBuffers:
             self.layers[i] = fresh
 
     def grow(self, length: int, room: int, spare_tokens: int) -> None:
-        """Make capacity for `room` tokens after the first `length`. If it must grow, then for as
-        many again, as a conversation that continues may continue again, but at most for
-        `spare_tokens`. Copies layer by layer."""
+        """Make capacity for `room` tokens after the first `length`. If it has to grow, it gets room
+        for as many tokens again, at most `spare_tokens`, for later turns. Copies layer by layer."""
         used = length - self.base_tokens
         if all(a.shape[-2] >= used + room for a in self.own_arrays):
             return
@@ -151,8 +157,8 @@ class RowBuffers:
             set_arrays(layer, grown)
 
     def divide_at(self, at: int) -> RowBuffers:
-        """Make tokens `[0, at)` a prefix for other rows, also in the lease of the row that runs in
-        these buffers. Copies each layer once."""
+        """Move tokens `[0, at)` into a prefix for several rows, and return it. The lease of the row
+        that runs in these buffers gets it, too. Copies each layer once."""
         mx.eval(self.own_arrays)  # or raise before a change
         room = self.capacity - at
         layers = {i: divide(layer, at, room) for i, layer in self.layers.items()}
@@ -169,20 +175,22 @@ class RowBuffers:
 @dataclass(eq=False)
 class Lease:
     """What a row uses of the prefix cache, which then stays: its buffers, and a prefix. Buffers
-    refer to it weakly, and a `Fault` keeps no frames: it is gone once no row has it."""
+    refer to a lease weakly, and a `Fault` keeps no frames: a lease ends once no row has it."""
 
     row: RowBuffers | None = None
     """The row's buffers. `None` if no entry can refer to them, or the row was merged."""
     base: RowBuffers | None = None
     base_tokens: int = 0
     capacity: int = 0
-    """Tokens. 0: unknown, because the row did not begin with buffers of an entry or a prefix."""
+    """Tokens that fit. 0: unknown, as the row did not begin with buffers of an entry or prefix."""
 
     @property
     def base_bytes(self) -> int:
+        """Bytes of the tokens in the prefix."""
         return 0 if self.base is None else self.base_tokens * self.base.token_bytes
 
     def acquire(self) -> Self:
+        """Mark the buffers as in use, and the row's own ones as not intact. Returns the lease."""
         for buffers in self.buffers:
             buffers.add_user(self)
         if self.row is not None:
@@ -190,9 +198,9 @@ class Lease:
         return self
 
     def row_of(self, cache: Sequence[Any]) -> RowBuffers | None:
-        """`None`: `cache` has other buffers, because the row was merged."""
-        layers, every = {} if self.row is None else self.row.layers, layers_of(cache)
-        return self.row if all(every[i] is layer for i, layer in layers.items()) else None
+        """`row`, or `None` if `cache` has other buffers, because the row was merged."""
+        expected, found = {} if self.row is None else self.row.layers, layers_of(cache)
+        return self.row if all(found[i] is layer for i, layer in expected.items()) else None
 
     @property
     def buffers(self) -> tuple[RowBuffers, ...]:
@@ -209,6 +217,7 @@ class Lease:
         return row + min(self.base.stored, self.base_bytes)
 
     def trim(self, tokens: int) -> None:
+        """Free the row's capacity after this many tokens, except that of tokens which it has."""
         if self.row is not None:
             self.row.trim(max(tokens, *(layer.offset for layer in self.row.layers.values())))
             self.capacity = self.row.capacity
@@ -223,12 +232,11 @@ class Lease:
 
 @dataclass(eq=False)
 class Claim(Lease):
-    """The lease of a queued prompt's row, which has no buffers yet, on what it will not copy. It
-    will divide `base`, unless that is a prefix already."""
+    """The lease of a queued prompt's row, which has no buffers yet, on what it will not copy. The
+    row will divide `base`, unless that is a prefix already."""
 
-    taken: RowBuffers | None = None
-    """It will take these buffers over, with their prefix."""
-    nbytes: int = 0
+    taken: RowBuffers | None = None  # buffers that the row will take over, with their prefix
+    nbytes: int = 0  # of what it will not copy
 
     @property
     def buffers(self) -> tuple[RowBuffers, ...]:
@@ -244,14 +252,13 @@ class Reuse:
     """Lets a row take over the buffers of an entry, or share their first tokens. Engine thread."""
 
     _totals: Totals
-    _in_place: bool
-    """Else rows only copy."""
-    _min_shared: float
-    """Fewest tokens to share. Infinite unless the layers of this model are divisible."""
+    _in_place: bool  # else rows only copy
+    _min_shared: float  # fewest tokens to share: infinite if the layers are not divisible
 
     def claim(self, match: Match, rows: int) -> Claim:
-        """What the first of `rows` of a prompt can have without a copy, perhaps nothing. The others
-        share its prefix, or all tokens if it has none (`fork`), and take no more with a prefix."""
+        """What the first of a prompt's `rows` can have without a copy; an empty claim: nothing. The
+        other rows share its prefix, or all tokens if it has none (`fork`). So a prefix is refused
+        if the tokens after it, once for each row, are more than the whole prompt."""
         path, length = match.path, match.length
         possible = (_take_over(path, length), self._share(path, length))
         for found in filter(None, possible if self._in_place else ()):
@@ -263,8 +270,9 @@ class Reuse:
     def fill_in_place(
         self, match: Match, rows: int, cache: list[Any], room: int, spare: int
     ) -> tuple[Lease | None, int]:
-        """Give a fresh row cache what it need not copy, as its claim says. Returns the row's lease,
-        and its tokens in place. `room` (tokens), `spare` (bytes): see `RowBuffers.grow`."""
+        """Give a fresh row cache what it need not copy (see `claim`). Returns the row's lease, and
+        the number of its tokens in place. `room`: tokens of capacity after the match. `spare`: most
+        bytes of capacity for later turns."""
         claim = self.claim(match, rows)
         if (row := claim.taken) is not None:
             _copy_out(row, match)
@@ -286,15 +294,15 @@ class Reuse:
         return Lease(RowBuffers(layers, at, base), base, at, capacity=capacity).acquire(), at
 
     def lease_row(self, cache: list[Any]) -> Lease | None:
-        """Of a row that has copied all its tokens. `None`: entries may not refer to rows."""
+        """The lease of a row that has copied all its tokens. `None`: rows only copy."""
         layers = append_layers(cache)
         return Lease(RowBuffers(layers) if layers else None).acquire() if self._in_place else None
 
     def fork(
         self, lease: Lease | None, cache: list[Any], capacity: int
     ) -> tuple[list[Any], Lease | None]:
-        """Another row, of that capacity, with the tokens of a row whose prompt is complete. If that
-        has no prefix yet, both share all tokens but the last, if these are enough."""
+        """A copy of the cache of a row whose prompt is complete, with this capacity, and its lease.
+        If the row has no prefix, both share all tokens but the last, if these are enough."""
         row = None if lease is None else lease.row_of(cache)
         if row is not None and row.base is None:
             length = _tokens_of(row)
@@ -308,7 +316,7 @@ class Reuse:
         return copied, Lease(other, row.base, row.base_tokens, capacity=other.capacity).acquire()
 
     def _share(self, path: Sequence[Node], length: int) -> Claim | None:
-        """Tokens of the first entry of a match, if its row begins at token 0."""
+        """A claim on the first tokens of a match. `None`: none can be shared, or too few."""
         row = path[0].row if path else None
         if row is None or row.base_tokens:
             return None
@@ -324,7 +332,7 @@ class Reuse:
         return Claim(base=row, base_tokens=end, nbytes=(end - more) * row.token_bytes)
 
     def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> RowBuffers | None:
-        """Copy the buffers once. Returns the prefix, unless it fails. `path`: the nodes in them."""
+        """`RowBuffers.divide_at`, also for the nodes of `path`. `None` if the device failed."""
         prefix = attempt(partial(row.divide_at, at))
         if isinstance(prefix, Fault):  # a failed pass of that row must not fail this one
             for layer in row.layers.values():  # the layers of a row have the same prefix
@@ -338,11 +346,13 @@ class Reuse:
 
 
 def _tokens_of(row: RowBuffers) -> int:
+    """Tokens that the row has, with those of its prefix."""
     return min(int(layer.offset) for layer in row.layers.values())
 
 
 def _take_over(path: Sequence[Node], length: int) -> Claim | None:
-    """Buffers that no row uses, intact, and with the whole match, if fewer tokens follow it."""
+    """A claim on the buffers in which a match ends. `None` if a row uses them, if they are lost or
+    lack a part of the match, or if more of their tokens are after the match than in it."""
     row = path[-1].row if path else None
     if row is None or row.is_prefix or row.is_pinned or not row.intact:
         return None
@@ -358,6 +368,6 @@ def _copy_out(row: RowBuffers, match: Match) -> None:
     """Let the nodes after a match have arrays of their own, as the row will overwrite them."""
     last, nodes = match.path[-1], row.path
     if match.length < last.stop:
-        split(last, match.length - last.start)
+        split(last, match.length - last.start)  # `last` is now the part after the match
     for node in [node for node in nodes if node.start >= match.length]:
         node.set_payload(segment_of(node).copy(), node.snapshot)

@@ -26,9 +26,10 @@ from ..scheduling.ledger import MemoryProfile
 from . import tree
 from .buffers import Lease, Reuse, RowBuffers
 from .disk import DiskTier
-from .eviction import Sessions, fit_path, prune, shrink
+from .eviction import Sessions, fit_path, shrink
 from .handover import Totals, budget_after, leave_in_place
 from .segments import RowFiller, Snapshot, row_segment, take_snapshot
+from .snapshots import prune
 from .tree import ID_BYTES, CacheKey, Ids, Match, NewPath, Node, as_ids, segment_of
 
 log = logging.getLogger(__name__)
@@ -137,11 +138,10 @@ class PrefixCache:
         self.totals.remove_lost()
         try:
             kv, has_no_more = row_segment(cache, len(ids))
-            if ends_here and has_no_more:
-                if (last := take_snapshot(cache)) is not None:
-                    states[len(ids)] = last
-            elif not kv.complete:  # the state in the cache is that after a later token
-                ids = ids[: max(states, default=0)]
+            if not ((ends_here and has_no_more) or kv.complete):
+                ids = ids[: max(states, default=0)]  # the states in the cache are later ones
+            elif ends_here and has_no_more and (last := take_snapshot(cache)) is not None:
+                states[len(ids)] = last
             reply_at = len(ids) if reply_at is None else reply_at
             found = self.match(key, ids, len(ids))
             new = NewPath(ids, kv, states, reply_at, found.shared, len(ids))
@@ -198,7 +198,7 @@ class PrefixCache:
         return freed
 
     def release(self, lease: Lease, *, merged: bool = False) -> None:
-        """See `Totals.release`."""
+        """A row has ended or was merged, and no pass of it failed: its entry keeps the buffers."""
         self.totals.release(lease, self.budget, merged=merged)
 
     def count_use(self, match: Match, restored: int = 0, *, count_lookup: bool = True) -> None:

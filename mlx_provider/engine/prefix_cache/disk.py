@@ -1,8 +1,7 @@
 """The disk tier: stores prefixes for later processes, and more than fits into memory.
 
-The engine thread decides what is written and read, and creates every array; the thread of `files`
-does it. The limit is that of one process, which counts the files that it found at its start and
-those it wrote."""
+The engine thread decides what is written and read, and makes all MLX arrays. A `DiskThread` reads
+and writes. The limit is for the files that this process found at its start, or wrote."""
 
 from __future__ import annotations
 
@@ -21,28 +20,31 @@ from typing import Any
 from ...errors import EngineDied
 from ...isolation import Fault, attempt
 from . import files
-from .eviction import FORKS, RECENT
 from .files import Arrays, BadFile, DiskThread, Header, device_arrays, host_arrays
 from .segments import RowFiller, Segment, Snapshot
+from .snapshots import FORKS, RECENT
 from .tree import CacheKey, Ids, Match, common, outside_spans
 
 log = logging.getLogger(__name__)
 
 EDGE = 512
-"""Most tokens of a file: limits the memory to write or read it, and what is copied into a row
-between two steps."""
+"""Most tokens of a file: limits its memory, and what is copied into a row between two steps."""
 MAX_QUEUED = 2**29
 """Most bytes that wait to be written. The rest of a prompt is written with a later pass."""
+States = Mapping[int, Snapshot]
+"""Snapshots by token count."""
 Step = tuple[Header, int, int]
-"""A file and the tokens `[start, stop)` of a prompt in it. A damaged header may name others."""
+"""A file, and the tokens `[start, stop)` of a prompt that it has. For a snapshot, both are its
+token count. `Header.start` is not relied on, as it may be damaged."""
 Filling = Generator[Header, Arrays, tuple[list[Any] | None, int]]
-"""Yields the files that it needs, and gets their arrays. Returns a row cache and its tokens."""
+"""Yields the files that it needs, and gets their arrays. Returns a row cache and its length in
+tokens; `None` and 0: nothing was restored."""
 Call = Callable[[Callable[[], Any]], Future[Any]]
-"""Runs a function on the engine thread, between steps."""
+"""Runs a function on the engine thread, between steps. Raises `EngineDied`."""
 
 
 def digests(key: CacheKey, ids: Ids) -> Callable[[int], str]:
-    """A function that digests key and tokens `[0, at)`, for ascending `at`."""
+    """A function that returns the hex digest of key and tokens `[0, at)`, for ascending `at`."""
     state, done = hashlib.blake2b(key.digest(), digest_size=16), 0
 
     def digest(at: int) -> str:
@@ -55,16 +57,14 @@ def digests(key: CacheKey, ids: Ids) -> Callable[[int], str]:
 
 
 class Index:
-    """The files on disk by name, and what a path needs to find them."""
+    """The headers of the files on disk. Finds those of a prompt."""
 
     def __init__(self) -> None:
-        self.files: dict[str, Header] = {}
-        """The least recently used first."""
+        self.files: dict[str, Header] = {}  # by name, the least recently used file first
         self.nbytes = 0
         self._segments: dict[tuple[str, int], set[str]] = {}
-        """Their names, by the digest of the tokens before them and their first token."""
-        self._states: Counter[int] = Counter()
-        """The number of snapshots, by token count."""
+        """Names of files, by the digest of the tokens before them and their first token."""
+        self._states: Counter[int] = Counter()  # the number of snapshots, by token count
 
     def add(self, header: Header) -> None:
         self.remove(header.name)
@@ -86,7 +86,8 @@ class Index:
             self._segments[header.parent, int(header.tokens[0])].discard(name)
 
     def walk(self, key: CacheKey, ids: Ids, shared: int = 0) -> tuple[list[Step], list[Header]]:
-        """The segments of a path, and snapshots of it or of `shared` tokens, longest first."""
+        """The segments of a path, in order, and the snapshots after tokens of these segments or of
+        the first `shared` tokens, the longest first."""
         digest, end, steps = digests(key, ids), 0, list[Step]()
         while end < len(ids) and (names := self._segments.get((digest(end), int(ids[end])))):
             agreed, name = max((common(self.files[n].tokens, ids[end:]), n) for n in names)
@@ -100,31 +101,29 @@ class Index:
 
 
 class Restore:
-    """Fills a row with all that is stored of a prompt, of which the disk has more than memory.
-    Engine thread only. It reads one file after another, and other requests run in between."""
+    """Fills a row with all that is stored of a prompt, of which the disk has more than memory. It
+    starts at once. Other requests run between two files. Engine thread only."""
 
     def __init__(self, disk: DiskTier, fill: Filling) -> None:
-        self.ended = False
-        """Any thread may read this."""
-        self.cache: list[Any] | None = None
-        """The row cache once the restore has ended. `None`: nothing was restored."""
-        self.length = 0
+        self.ended = False  # any thread may read this
+        self.cache: list[Any] | None = None  # set at the end, unless nothing was restored
+        self.length = 0  # tokens in the row cache
         self._disk = disk
         self._fill = fill
-        self._then(partial(next, fill), priority=1)  # all that it finds is written before it reads
+        self._then(partial(next, fill), priority=1)  # behind the files that wait to be written
 
     def abandon(self) -> None:
-        """The request ended or the restore failed. Frees its memory at once."""
+        """End the restore, as its request ended or it failed, and free its memory at once."""
         self.ended = True
         self._fill.close()
 
     def _advance(self, step: Callable[[], Header], priority: int) -> None:
-        """Engine thread."""
         if not self.ended and (fault := attempt(partial(self._take, step, priority))):
             fault.log("prefix cache: reading a prefix from disk")
             self.abandon()
 
     def _take(self, step: Callable[[], Header], priority: int) -> None:
+        """Run a step of the filling, and queue the reading of the file that it needs next."""
         try:
             header = step()
         except StopIteration as end:
@@ -132,8 +131,7 @@ class Restore:
         else:
             self._disk.writer.do(partial(self._read, header), priority=priority)
 
-    def _read(self, header: Header) -> None:
-        """Disk thread."""
+    def _read(self, header: Header) -> None:  # disk thread
         found = attempt(lambda: self._disk.writer.read(header))
         if isinstance(found, Fault):
             self._then(partial(self._fill.throw, found.error))
@@ -141,6 +139,7 @@ class Restore:
             self._then(partial(self._fill.send, found))
 
     def _then(self, step: Callable[[], Header], priority: int = 0) -> None:
+        """Run a step of the filling on the engine thread. Any thread may call this."""
         try:
             self._disk.call(partial(self._advance, step, priority))
         except EngineDied:
@@ -148,7 +147,7 @@ class Restore:
 
 
 def usable(ids: Ids, length: int, match: Match, grid: int) -> int:
-    """Largest multiple of `grid` at which a row may resume. 0: memory has as many tokens."""
+    """Largest multiple of `grid` up to `length` where a row may resume. 0: `match` goes as far."""
     at = outside_spans(ids, length, grid)
     return at if at > match.length // grid * grid else 0
 
@@ -168,27 +167,20 @@ class DiskTier:
         self.index = Index()
         for header in files.read_headers(self.folder, self.versions):
             self.index.add(header)
-        self._sent = 0
-        """Bytes handed to the thread."""
+        self._sent = 0  # bytes of all arrays that were queued to be written
         self.writer = DiskThread(self.folder, self.versions)
         self._shrink()
 
     def due(self, start: int, stop: int) -> bool:
-        """Whether a file ends within tokens `[start, stop)` of a prompt."""
+        """Whether a file ends after token `start` of a prompt, and at `stop` or before."""
         return stop // EDGE > start // EDGE
 
     def save(
-        self,
-        key: CacheKey,
-        ids: Ids,
-        kv: Segment,
-        states: Mapping[int, Snapshot],
-        *,
-        reply_at: int | None = None,
+        self, key: CacheKey, ids: Ids, kv: Segment, states: States, *, reply_at: int | None = None
     ) -> None:
-        """Queue what is not on disk yet of a row with tokens `ids`. `states`: snapshots by token
-        count. `reply_at`: tokens before the reply. `None`: more of the prompt will follow, so its
-        last tokens can wait."""
+        """Queue what is not on disk yet of a row with tokens `ids` and segment `kv`, as far as the
+        limit and the speed of the disk permit. `reply_at`: tokens before the reply. `None`: more of
+        the prompt will follow, so its last tokens can wait."""
         steps, _ = self.index.walk(key, ids)
         covered = steps[-1][2] if steps else 0
         path = [header for header, _, _ in steps]
@@ -212,25 +204,24 @@ class DiskTier:
                 if header.name not in self.index.files:
                     self._write(header, state.arrays, self.limit)
             _, every = self.index.walk(key, ids, len(ids))
-            for header in every[RECENT + FORKS : -1]:  # the first and the last ones stay
+            for header in every[RECENT + FORKS : -1]:  # the longest and the shortest stay
                 self._forget(header.name)
         self._touch(path)
         self._shrink()
 
     def _write(self, header: Header, arrays: Sequence[Any], left: int) -> bool:
-        """Queue a file, if it has at most `left` bytes and the disk is fast enough."""
-        tokens, layers = len(header.tokens), len(header.layers)
+        """Queue a file. `False`: it has more than `left` bytes, or the disk is too slow."""
         nbytes = sum(array.nbytes for array in arrays)
-        header = replace(header, nbytes=nbytes + 12 * tokens + 2**11 + 2**8 * layers)
+        metadata = 12 * len(header.tokens) + 2**11 + 2**8 * len(header.layers)  # an estimate
+        header = replace(header, nbytes=nbytes + metadata)
         queued = self._sent - self.writer.done
-        slow = queued > 0 and queued + header.nbytes > MAX_QUEUED
-        if slow or header.nbytes > left:
+        is_slow = queued > 0 and queued + header.nbytes > MAX_QUEUED
+        if is_slow or header.nbytes > left:
             return False
         self._sent += nbytes
         self.index.add(header)
 
-        def forget() -> None:
-            """Disk thread."""
+        def forget() -> None:  # disk thread
             with suppress(EngineDied):
                 self.call(partial(self.index.remove, header.name))
 
@@ -238,8 +229,8 @@ class DiskTier:
         return True
 
     def find(self, key: CacheKey, ids: Ids, match: Match, grid: int) -> tuple[int, list[Step]]:
-        """The longest prefix of `ids` from which a row can resume, and the files with what `match`,
-        in memory, lacks of it. 0: it lacks nothing. At least one token is left to prefill."""
+        """How many tokens of `ids` a row can resume with, and the files with what `match`, which is
+        in memory, lacks of them. 0: it lacks nothing. At least one token is left to prefill."""
         steps, states = self.index.walk(key, ids[:-1], match.shared)
         needed = list[Step]()
         is_complete = all(node.complete for node in match.nodes)
@@ -250,25 +241,21 @@ class DiskTier:
             fits = (x for x in states if usable(ids, x.start, match, grid) == x.start)
             needed = [(state, state.start, state.start) for state in fits][:1]
             length = needed[0][2] if needed else 0
-        return length, needed + [s for s in steps if s[1] < length and s[2] > match.shared]
+        missing = [step for step in steps if step[1] < length and step[2] > match.shared]
+        return length, needed + missing
 
     def fill(
-        self,
-        key: CacheKey,
-        ids: Ids,
-        matches: Callable[[], Match],
-        make_cache: Callable[[], list[Any]],
-        capacity: int,
-        grid: int = 1,
-    ) -> Filling:
-        """Fill a row from memory and then file by file. `matches`: what memory has. `capacity`: of
-        the row, in tokens. It resumes at a multiple of `grid`."""
+        self, key: CacheKey, ids: Ids, matches: Callable[[], Match],
+        make_cache: Callable[[], list[Any]], capacity: int, grid: int = 1,
+    ) -> Filling:  # fmt: skip
+        """Fill a row from memory and then file by file. `matches`: returns what memory has.
+        `capacity`: of the row, in tokens. It resumes at a multiple of `grid`."""
         match = matches()
         goal, steps = self.find(key, ids, match, grid)
         if not goal:
             return None, 0
         self._touch([header for header, _, _ in self.index.walk(key, ids[:goal])[0]])
-        first = steps[0][0]
+        first = steps[0][0]  # a snapshot, if one is needed
         states = [i for i, _ in first.layers] if first.state else ()
         reached = min(match.shared, goal)
         filler, snapshot = RowFiller(make_cache(), goal, capacity - goal, states), None
@@ -286,7 +273,7 @@ class DiskTier:
             begin, reached = max(start, reached), min(stop, goal)
             by_layer = {i: [arrays.pop(0) for _ in range(count)] for i, count in header.layers}
             filler.put(by_layer, begin, reached, begin - start)
-            del by_layer
+            del by_layer  # before the next file is read
         return (filler.finish(goal, snapshot), goal) if goal else (None, 0)
 
     def _report_damage(self, name: str, reason: BadFile | OSError) -> None:
@@ -297,6 +284,7 @@ class DiskTier:
         self._forget(name)
 
     def clear(self) -> None:
+        """Remove all files, also those of other processes."""
         self.index = Index()
         self.writer.do(self.writer.clear)
 
@@ -306,9 +294,9 @@ class DiskTier:
 
     def _touch(self, path: Sequence[Header]) -> None:
         """The path's first file becomes the newest, so that the tail is removed first."""
-        held = self.index.files
-        names = [header.name for header in reversed(path) if header.name in held]
-        held |= {name: held.pop(name) for name in names}
+        headers = self.index.files
+        names = [header.name for header in reversed(path) if header.name in headers]
+        headers |= {name: headers.pop(name) for name in names}
         self.writer.do(partial(self.writer.touch, names))
 
     def _forget(self, name: str) -> None:
@@ -316,11 +304,14 @@ class DiskTier:
         self.writer.do(partial(self.writer.remove, name))
 
     def _shrink(self) -> None:
-        """Files that other processes wrote since the start do not count."""
+        """Remove the least recently used files until the others are within the limit."""
         while self.index.nbytes > self.limit:
             self._forget(next(iter(self.index.files)))
 
 
 def _cuts(start: int, stop: int, reply_at: int | None) -> list[int]:
+    """Where files of tokens `[start, stop)` begin and end. Empty if there are no tokens."""
+    if start >= stop:
+        return []
     edges = {*range(start // EDGE * EDGE + EDGE, stop, EDGE), reply_at or 0}
-    return sorted({at for at in edges if start < at < stop} | {start, stop}) if start < stop else []
+    return sorted({at for at in edges if start < at < stop} | {start, stop})

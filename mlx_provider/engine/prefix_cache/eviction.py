@@ -1,7 +1,5 @@
-"""Chooses how much of a path is stored, and what is evicted. Imports no mlx.
-
-What takes the least time to recompute per byte goes first; the newest path of a session goes last.
-"""
+"""Chooses how much of a path is stored, and what is evicted: what takes the least time to recompute
+per byte goes first, the newest path of a session last. Imports no mlx."""
 
 import heapq
 from bisect import bisect_right
@@ -13,12 +11,6 @@ from math import inf
 from .handover import Totals, inherit
 from .tree import ID_BYTES, NewPath, Node, nodes, remove, segment_of, split
 
-RECENT = 3
-"""Message ends kept per path besides the end of the system prompt."""
-FORKS = 2
-"""Further snapshots kept per path, where prompts have differed."""
-NEAR = 16
-"""This many tokens are cheaper to compute again than to store with a state."""
 MAX_SESSIONS = 256
 """The least recently used session loses its pin first."""
 LIVE_TURNS = 16
@@ -26,27 +18,23 @@ LIVE_TURNS = 16
 ATTENTION_DEPTH = 8192
 """Depth in tokens at which a token costs about twice as much to compute as at the start."""
 NEWEST = 16
-"""Weight of the newest path of a session. Other nodes have 1."""
+"""Factor on the value of nodes of the newest path of a session. Other nodes have 1."""
 AWAITED = 256
 """The same while tools run whose results will come, or if the client has announced its return."""
 PROVEN = 3
-"""Hits up to which the weight of a node grows."""
+"""Hits up to which the value of a node grows."""
 FRESH = 0.3
-"""Age, as a share of the prefix cache, below which it matters little."""
+"""Ages far below this matter little. They are counted in contents of the whole prefix cache."""
 
 
 @dataclass(frozen=True)
 class Pin:
     """The newest path of a session."""
 
-    leaf: Node
-    """Its last stored node, which may have been evicted since."""
-    nbytes: int
-    """Of the whole path."""
-    awaited: bool
-    """Whether the next request of the session will come."""
-    returned: float
-    """The turn in which the session last came back after another one."""
+    leaf: Node  # its last stored node, which may have been evicted since
+    nbytes: int  # of the whole path
+    awaited: bool  # whether the next request of the session will come
+    returned: float  # the turn in which the session last came back after another one, or `-inf`
 
 
 class Sessions(dict[Hashable, Pin]):
@@ -75,25 +63,24 @@ class Sessions(dict[Hashable, Pin]):
         return budget - sum(min(equal, pin.nbytes) for pin in others)
 
     def split_at_shares(self, session: Hashable, budget: int) -> list[Node]:
-        """The nodes that other sessions keep, after a split where the share of one ends."""
+        """The nodes that other sessions keep. Splits a node where the share of one ends."""
         others, equal = self._others(session, budget)
         return [node for pin in others for node in _split_at(pin.leaf, equal)]
 
     def _others(self, session: Hashable, budget: int) -> tuple[list[Pin], int]:
-        """The newest paths of other sessions that take turns with this one, and an equal share."""
-        gone = inf if session is None else self.turn - LIVE_TURNS
-        others = [pin for name, pin in self.items() if pin.returned > gone and name != session]
+        """The pins of sessions that take turns with this one, and an equal share in bytes."""
+        oldest = inf if session is None else self.turn - LIVE_TURNS
+        others = [pin for name, pin in self.items() if pin.returned > oldest and name != session]
         return others, budget // (1 + len(others))
 
     def weights(self) -> dict[Node, int]:
-        """How much more each node of these paths is worth."""
-        every = sorted(self.values(), key=lambda pin: pin.awaited)
-        return {n: AWAITED if pin.awaited else NEWEST for pin in every for n in pin.leaf.path()}
+        """The factor on the value of each node of these paths."""
+        pins = sorted(self.values(), key=lambda pin: pin.awaited)  # of two factors, the larger
+        return {n: AWAITED if pin.awaited else NEWEST for pin in pins for n in pin.leaf.path()}
 
 
 def _split_at(leaf: Node, nbytes: int) -> list[Node]:
-    """The first nodes of a path, within `nbytes`, from which a row can resume. Splits the node in
-    which these bytes end."""
+    """The first nodes of a path, within `nbytes`, from which a row can resume. May split a node."""
     found: list[Node] = []
     for node in [node for node in leaf.path() if node.segment is not None]:
         left = nbytes - sum(above.nbytes for above in found)
@@ -109,8 +96,8 @@ def _split_at(leaf: Node, nbytes: int) -> list[Node]:
 
 
 def fit_path(new: NewPath, stored: list[Node], budget: int) -> tuple[NewPath, list[Node]]:
-    """What of a new path fits into `budget` bytes, with the states that are new; and which of its
-    `stored` nodes are part of that. These lose the snapshots that do not fit."""
+    """What of a new path fits into `budget` bytes, with only those states that are not stored yet,
+    and which of its `stored` nodes are a part of that. Removes their snapshots that do not fit."""
     stop, states_at = fit(stored, new, budget)
     if new.in_place is not None and stop < len(new.ids):  # a part of a row is copied
         new = replace(new, in_place=None, doubled_bytes=0)
@@ -127,14 +114,14 @@ def fit_path(new: NewPath, stored: list[Node], budget: int) -> tuple[NewPath, li
 
 
 def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]:
-    """How much of a new path fits into `budget` bytes: tokens `[0, stop)`, where a row can resume,
-    and the snapshots at the returned positions. `path`: its stored nodes.
+    """How much of a new path fits into `budget` bytes: tokens `[0, stop)`, with which a row can
+    resume, and snapshots. Returns `stop` and their positions. `path`: the stored nodes.
 
     The next prompt may tokenize the reply differently, so a path that is cut in the reply also
     keeps the last snapshot of the prompt."""
     length = len(new.ids)
-    held = {node.stop: node.snapshot for node in path if node.snapshot is not None}
-    sizes = {at: state.nbytes for at, state in {**new.states, **held}.items()}
+    stored = {node.stop: node.snapshot for node in path if node.snapshot is not None}
+    sizes = {at: state.nbytes for at, state in {**new.states, **stored}.items()}
     shared = path[-1].stop if path else 0
 
     def size(stop: int, states_at: Collection[int] = ()) -> int:
@@ -147,13 +134,14 @@ def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]
 
     if size(max(length, shared), sizes) <= budget:
         return length, {*sizes}
-    whole = range(1, length + 1) if new.kv.complete else ()
-    stop, states_at = bisect_right(whole, budget, key=size), set[int]()
+    ends = range(1, length + 1) if new.kv.complete else ()  # else only a state is an end
+    stop, states_at = bisect_right(ends, budget, key=size), set[int]()
     fitting = [at for at in sorted(sizes) if at > stop and size(at, [at]) <= budget]
     safe = [at for at in fitting if at <= new.reply_at][-1:]
     for end in reversed(fitting):
-        if size(max([end, *safe]), {end, *safe}) <= budget:
-            stop, states_at = max([end, *safe]), {end, *safe}
+        chosen = {end, *safe}
+        if size(max(chosen), chosen) <= budget:
+            stop, states_at = max(chosen), chosen
             break
     others = sorted(at for at in sizes if at < stop and at not in states_at)
     for at in [*others[:1], *reversed(others[1:])]:
@@ -162,39 +150,19 @@ def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]
     return stop, states_at
 
 
-def prune(leaf: Node) -> None:
-    """Keep at most `1 + RECENT + FORKS` snapshots of a path: the first, the last `RECENT`, and the
-    last before `FORKS` points where prompts have differed."""
-    holders = [node for node in leaf.path() if node.snapshot is not None]
-    ends, forks = list[Node](), dict[Node, None]()
-    for node in leaf.path():
-        # the end of a prompt saves almost nothing after that of its last message, once the path
-        # continues
-        far = not ends or node.stop - ends[-1].stop >= NEAR or node is holders[-1]
-        if node.snapshot is not None and far:
-            ends.append(node)
-        if ends and sum(not child.generated for child in node.children.values()) > 1:
-            forks[ends[-1]] = None
-    kept = {*ends[:1], *ends[1:][-RECENT:], *list(forks)[-FORKS:]}
-    for node in holders:
-        if node not in kept:
-            node.set_payload(node.segment, None)
-
-
 def shrink(
     roots: Collection[Node], totals: Totals, sessions: Sessions, limit: float, keep: Set[Node]
 ) -> None:
-    """Free memory until the totals fit `limit`, if rows and `keep` permit. If spare capacity is
-    enough, only that goes. Else nodes go, then the spare capacity of rows that have lost nodes,
-    then as much other as is needed."""
+    """Free memory until the totals fit `limit`, if rows and `keep` permit. If spare capacity is not
+    enough, nodes go, then the spare capacity of rows that have lost nodes, then that of others."""
     if totals.is_within(limit):
         return
     if totals.node_bytes <= limit:
         totals.trim_spare(limit)
-    stored, last = {row: row.stored for row in totals.rows}, -1
+    stored, before = {row: row.stored for row in totals.rows}, -1
     # again while anything goes: a prefix can go once no entry continues it
-    while not totals.is_within(limit) and totals.nbytes != last:
-        last = totals.nbytes
+    while not totals.is_within(limit) and totals.nbytes != before:
+        before = totals.nbytes
         evict_nodes(roots, totals, sessions, limit, keep)
     for row in [row for row in totals.rows if row.stored < stored[row]]:
         totals.trim(row)
@@ -207,7 +175,7 @@ def evict_nodes(
     """Evict leaves, and snapshots of inner nodes, the least valuable first, until the totals fit
     `limit`. Nodes in `keep`, and nodes that rows use, stay, and those above them."""
     every = [node for root in roots for node in nodes(root)]  # parents first
-    # above a row that is used, a node never becomes a leaf, but its copy of the row's tokens can go
+    # a node above a row in use never becomes a leaf, but may drop its copy of the row's tokens
     for node in reversed(every):
         is_last = node.row is None or node.row.path[-1] is node
         if is_last and not node.is_pinned and node not in keep:
@@ -230,25 +198,26 @@ def evict_nodes(
             parent = node.parent
             if parent and parent.parent and not parent.children:  # it is no root
                 consider(parent)
-        elif node.children:  # else it has become a leaf, and has a newer entry as one
+        elif node.children:  # else it has become a leaf, which is in the heap, too
             node.set_payload(node.segment, None)
 
 
 def value(node: Node, clock: int, stored: int) -> float:
-    """Value per byte of a leaf, or of an inner node's snapshot. Age is counted in bytes stored
-    since the last use, so many small side requests age a long chat less than another long chat
-    does. `stored`: bytes in the prefix cache."""
+    """What a byte of a leaf, or of an inner node's snapshot, is worth: tokens to recompute without
+    it, more if deep or used often, less with age. Age is counted in bytes stored since the last
+    use, so many small side requests age a long chat less than another long chat does. `clock`: see
+    `Totals`. `stored`: bytes in the prefix cache."""
     if not node.complete and node.snapshot is None:
         return 0.0  # no row can resume here
-    recompute = len(node.tokens) if node.complete else node.stop - resumable_before(node)
-    evicted = (node.children and node.snapshot) or node  # of an inner node, only the snapshot
-    cost = recompute * (1 + node.stop / ATTENTION_DEPTH) / max(1, evicted.nbytes)
+    recomputed = len(node.tokens) if node.complete else node.stop - resumable_before(node)
+    evicted = node.snapshot if node.children and node.snapshot is not None else node
+    cost = recomputed * (1 + node.stop / ATTENTION_DEPTH) / max(1, evicted.nbytes)
     disuse = (clock - node.used) / max(1, stored)
     return cost * (1 + min(node.hits, PROVEN)) / (FRESH + disuse)
 
 
 def resumable_before(node: Node) -> int:
-    """The last position above the node's end from which its path could be resumed."""
+    """The end of the last node above this one that has a snapshot. 0: none has one."""
     above = node.parent
     while above is not None and above.snapshot is None:
         above = above.parent

@@ -1,11 +1,10 @@
 """The folder of the disk tier: its files, and the thread that reads and writes them.
 
 A file is a segment or a snapshot, as safetensors with a checksum. It never changes, is named by its
-content, and appears by rename, so processes may share the folder; a file that another one removed
+content, and appears by rename, so processes may share the folder. A file that another one removed
 is a miss. Its metadata holds everything but arrays, so an index needs only headers. Files are read
 whole, since another process may cut short what is mapped. bfloat16, which numpy lacks, is stored as
-its 16 bits. Only the engine thread makes MLX arrays; the disk thread gets numpy views and copies.
-"""
+its 16 bits. Only the engine thread makes MLX arrays. The disk thread gets numpy arrays."""
 
 import hashlib
 import json
@@ -41,19 +40,19 @@ from .tree import Ids
 log = logging.getLogger(__name__)
 
 FOLDER = "prefixes"
-FREE_SHARE = 0.1
-MAX_BYTES = 20 * 10**9
+FREE_SHARE = 0.1  # the default limit, of the free disk space,
+MAX_BYTES = 20 * 10**9  # but at most so many bytes
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 STALE = 3600.0
 """Seconds after which a temporary file counts as abandoned."""
-FORMAT = 7
+FORMAT = 7  # files of another format are removed
 SUFFIX = ".safetensors"
-MAX_HEADER = 2**24
+MAX_HEADER = 2**24  # bytes
 BFLOAT16 = "bf16"
 NO_CHECKSUM = "-" * 64
 """In place of the checksum while it is computed."""
 Arrays = Mapping[str, NDArray[Any]]
-"""By position, in five digits; a bfloat16 array has the suffix `BFLOAT16`."""
+"""By position, in five digits. A bfloat16 array is of uint16, and has the suffix `BFLOAT16`."""
 
 
 class BadFile(Exception):
@@ -62,23 +61,20 @@ class BadFile(Exception):
 
 @dataclass(frozen=True)
 class Header:
-    parent: str
-    """Hex digest of key and tokens `[0, start)`."""
-    start: int
-    """Its first token; of a snapshot, its token count."""
-    tokens: Ids
-    """Of the segment; none of a snapshot."""
-    complete: bool
-    """Whether it has all layers, so that a row can resume at any token."""
+    """What a file is, without its arrays."""
+
+    parent: str  # hex digest of key and tokens `[0, start)`
+    start: int  # position of the first token; of a snapshot, its token count
+    tokens: Ids  # of the segment; none of a snapshot
+    complete: bool  # whether a segment has all layers, so that a row can resume at any token
     layers: Sequence[tuple[int, Any]]
-    """By layer index: the number of arrays in a segment, or `Snapshot.layers`."""
-    nbytes: int = 0
-    state: bool = False
-    """Whether it is a snapshot."""
+    """(layer index, number of arrays) of a segment, or the items of `Snapshot.layers`."""
+    nbytes: int = 0  # size of the file
+    state: bool = False  # whether it is a snapshot
 
     @property
     def name(self) -> str:
-        """Equal content has an equal name."""
+        """The file's name. Equal content has an equal name."""
         if self.state:
             return snapshot_name(self.parent)
         ids = hashlib.blake2b(self.tokens.tobytes(), digest_size=8).hexdigest()
@@ -96,24 +92,24 @@ def current_versions() -> str:
 
 
 def write(folder: Path, header: Header, arrays: Arrays, versions: str) -> Path:
-    """Raises `OSError`."""
+    """Write a file of this folder. Returns its path. Raises `OSError`."""
     about = [header.parent, header.start, header.tokens.tolist(), header.complete]
     metadata = {"versions": versions, "header": json.dumps([*about, header.layers, header.state])}
     data = save({**arrays}, metadata | {"checksum": NO_CHECKSUM})
-    offset = 8 + int.from_bytes(data[:8], "little")
+    offset = 8 + int.from_bytes(data[:8], "little")  # of the arrays
     head = data[:offset].replace(NO_CHECKSUM.encode(), hashlib.sha256(data).hexdigest().encode(), 1)
     replace_own(folder / header.name, b"".join((head, memoryview(data)[offset:])))
     return folder / header.name
 
 
 def read_header(path: Path, versions: str) -> Header:
-    """Raises `BadFile` and `OSError`."""
+    """Reads and checks only the header. Raises `BadFile` and `OSError`."""
     with os.fdopen(open_own(path), "rb") as file:
         return _read_head(file, path.name, versions)[0]
 
 
 def read(path: Path, versions: str) -> tuple[Header, Arrays]:
-    """Raises `BadFile` and `OSError`."""
+    """Checks the whole file. Raises `BadFile` and `OSError`."""
     with os.fdopen(open_own(path), "rb") as file:
         header, head, checksum = _read_head(file, path.name, versions)
         arrays = file.read()
@@ -127,22 +123,22 @@ def read(path: Path, versions: str) -> tuple[Header, Arrays]:
 
 
 def host_arrays(arrays: Sequence[Any]) -> Arrays:
-    """Views. Engine thread only."""
-    halves = [a.dtype == mx.bfloat16 for a in arrays]
-    plain = [a.view(mx.uint16) if half else a for a, half in zip(arrays, halves, strict=True)]
+    """Numpy views of device arrays. Engine thread only."""
+    are_bfloat = [a.dtype == mx.bfloat16 for a in arrays]
+    plain = [a.view(mx.uint16) if is_b else a for a, is_b in zip(arrays, are_bfloat, strict=True)]
     mx.eval(plain)
-    names = (f"{i:05}{BFLOAT16 if half else ''}" for i, half in enumerate(halves))
+    names = (f"{i:05}{BFLOAT16 if is_b else ''}" for i, is_b in enumerate(are_bfloat))
     return {name: np.asarray(a, order="C") for name, a in zip(names, plain, strict=True)}
 
 
 def device_arrays(arrays: Arrays) -> list[Any]:
-    """Copies. Engine thread only."""
+    """Device copies of `host_arrays`, in their order. Engine thread only."""
     made = ((name, mx.array(arrays[name])) for name in sorted(arrays))
     return [a.view(mx.bfloat16) if name.endswith(BFLOAT16) else a for name, a in made]
 
 
 def _read_head(file: BinaryIO, name: str, versions: str) -> tuple[Header, bytes, str]:
-    """The header, the bytes before the arrays, and the checksum."""
+    """The header, the bytes before the arrays, and the checksum. Raises `BadFile`."""
     first = file.read(8)
     length = int.from_bytes(first, "little")
     if length > MAX_HEADER:
@@ -165,11 +161,11 @@ def _read_head(file: BinaryIO, name: str, versions: str) -> tuple[Header, bytes,
 
 
 class DiskThread:
-    """Makes all changes in the folder, and reads it, one job after another."""
+    """Makes all changes in the folder, and reads it, one job after another (`do`). Only jobs call
+    the methods from `write` on."""
 
     def __init__(self, folder: Path, versions: str) -> None:
-        self.done = 0
-        """Bytes that were written or given up."""
+        self.done = 0  # bytes that were written or given up
         self._path = folder
         self._identity = _identity(folder)
         self._versions = versions
@@ -180,10 +176,11 @@ class DiskThread:
         self._thread.start()
 
     def do(self, job: Callable[[], object] | None, *, priority: int = 1) -> None:
-        """Jobs of priority 0 are done first. `None` ends the thread."""
+        """Queue a job. Those of the lowest priority are done first. `None` ends the thread."""
         self._jobs.put((priority, next(self._order), job))
 
     def close(self) -> None:
+        """Wait until all queued jobs are done, and end the thread."""
         self.do(None, priority=2)
         self._thread.join()
 
@@ -196,12 +193,13 @@ class DiskThread:
 
     @property
     def _folder(self) -> Path:
-        """Raises `BadFile` if another one, or a link, is in its place."""
+        """The folder to change. Raises `BadFile` if another one, or a link, is in its place."""
         if _identity(self._path) != self._identity:
             raise BadFile(f"{self._path} was replaced: nothing is written any more")
         return self._path
 
     def write(self, header: Header, arrays: Arrays, forget: Callable[[], object]) -> None:
+        """Write a file unless it is there. If that fails, calls `forget` and raises."""
         try:
             if not (self._folder / header.name).exists():  # else another process wrote it
                 write(self._folder, header, arrays, self._versions)
@@ -219,12 +217,13 @@ class DiskThread:
         (self._folder / name).unlink(missing_ok=True)
 
     def clear(self) -> None:
+        """Remove all regular files of the disk tier."""
         for path, status in list_files(self._folder):
             if path.suffix == SUFFIX and stat.S_ISREG(status.st_mode):
                 path.unlink(missing_ok=True)
 
     def touch(self, names: Sequence[str]) -> None:
-        """Keep the order of use for the next process: the last one becomes the newest."""
+        """Record a use of these files for the next process: the last one becomes the newest."""
         now = time.time_ns()
         for later, name in enumerate(names):
             with suppress(FileNotFoundError):
@@ -245,6 +244,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def disk_limit(folder: Path, chosen: int | None) -> int:
+    """Most bytes of the disk tier in `folder`: as chosen, or else by the free space."""
     if chosen is not None:
         return chosen
     place = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
@@ -253,13 +253,13 @@ def disk_limit(folder: Path, chosen: int | None) -> int:
 
 
 def bytes_on_disk(folder: Path) -> int:
-    """Without the holes of sparse files."""
+    """Bytes that the disk tier in `folder` takes now, without the holes of sparse files."""
     files = list_files(folder / FOLDER)
     return sum(min(status.st_size, 512 * status.st_blocks) for _, status in files)
 
 
 def read_headers(folder: Path, versions: str) -> Iterator[Header]:
-    """The oldest first. Removes damaged, outdated and abandoned files."""
+    """The headers of all files, the oldest first. Removes damaged, outdated and abandoned files."""
     refused = Counter[str]()
     for path, status in sorted(list_files(folder), key=lambda entry: entry[1].st_mtime_ns):
         try:
@@ -279,7 +279,7 @@ def read_headers(folder: Path, versions: str) -> Iterator[Header]:
 
 
 def secure_folder(folder: Path) -> None:
-    """Create the folder for this user only. Raises `BadRequest`."""
+    """Create the folder for this user only. Raises `BadRequest` if it cannot be trusted or used."""
     try:
         make_folder(folder)
         found = folder.lstat()

@@ -1,22 +1,25 @@
-"""The hand-over of a row's buffers: nodes refer to them in place of copies. Imports no mlx.
+"""Lets nodes refer to a row's buffers in place of copies, and counts what all nodes hold.
 
-The tokens of a row. All positions count from its first token, also once a part of it is a prefix:
+The tokens of a row. All positions count from its first token, also once a part of it is a prefix.
+Doubled tokens are in the row's buffers, and in nodes that refer to other buffers:
 
     0          base_tokens    in_place.start        stop           offset         capacity
-    |  in `base`    |  doubled, in    |  in `nodes`    |  charged to  |  spare, counts |
-    |               |  others, too    |                |  the row     |  once idle     |
+    |  in `base`    |    doubled    |  in `nodes`    |  charged to  |  spare, counts |
+    |               |               |                |  the row     |  once idle     |
                     |<----- `stored`, in bytes ------->|
                     |<------------------ the arrays of `layers` ---------------------->|
 
-| buffers of  | `users`         | `intact` | `nodes`       | `base`  | until                       |
-|-------------|-----------------|----------|---------------|---------|-----------------------------|
-| running row | its lease       | no       | from `insert` | or none | `release`: idle; else lost  |
-| idle entry  | none, or claims | yes      | some          | or none | `fill_in_place`: row again  |
-| prefix      | leases of rows  | yes      | or none       | none    | no row and no node has it   |
-| lost row    | none            | no       | some          | or none | `Totals.remove_lost`        |
+The fields of `RowBuffers` in each state, and the call that ends it:
+
+| buffers of  | `users`        | `intact` | `nodes`        | `base`   | until                      |
+|-------------|----------------|----------|----------------|----------|----------------------------|
+| running row | its lease      | no       | after `insert` | optional | `release`: idle; else lost |
+| idle entry  | none or claims | yes      | some           | optional | `fill_in_place`: row again |
+| prefix      | leases of rows | yes      | optional       | none     | no row and no node has it  |
+| lost row    | none           | no       | some           | optional | `Totals.remove_lost`       |
 
 A lease that goes without `release` means a failed pass, which may also show later (`lose_unread`).
-`tests/support/integrity.py` checks this after each step."""
+`tests/support/integrity.py` checks this after each step. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -39,17 +42,14 @@ class Totals:
     """What all nodes of a prefix cache hold. Any thread may read the numbers."""
 
     max_buffers: int
-    buffers: int = 0
-    """Device buffers."""
+    buffers: int = 0  # number of device buffers of the nodes
     node_bytes: int = 0
     spare_bytes: int = 0
-    version: int = 0
-    """Number of changes. Each outdates all matches."""
-    clock: int = 0
-    """Bytes stored so far, plus one per use."""
+    version: int = 0  # number of changes of nodes: each makes earlier matches invalid
+    clock: int = 0  # bytes stored so far, plus one per use: the time by which nodes age
     rows: dict[RowBuffers, int] = field(default_factory=dict)
     """Buffers of rows to which nodes refer, each with the bytes of its spare capacity that count:
-    none while a row uses it. `spare_bytes` is their sum."""
+    0 while a row uses it. `spare_bytes` is their sum."""
 
     @property
     def nbytes(self) -> int:
@@ -59,7 +59,7 @@ class Totals:
         return self.nbytes <= limit and self.buffers <= self.max_buffers
 
     def count_node(self, node: Node, old: Segment | None) -> None:
-        """A node has a new segment in place of `old`. Either may be in the buffers of a row."""
+        """Update `rows`, and what they store, once a node has another segment in place of `old`."""
         new, before = node.segment, None if old is None else old.row
         if old is not None and before is not None:
             before.stored -= old.kv_bytes
@@ -74,8 +74,8 @@ class Totals:
 
     def release(self, lease: Lease, budget: Callable[[], int], *, merged: bool = False) -> None:
         """A row ends or is merged, and none of its passes has failed. If nodes are in its buffers,
-        their spare capacity counts, and stays as far as it fits. Of a prefix that no other row
-        uses, only what nodes store remains, but all of it while a merged row reads it."""
+        their spare capacity counts, and spare capacity is freed until all fits `budget()`. A prefix
+        that no other row uses is cut to what nodes store, but not while a merged row reads it."""
         row, base = lease.row, lease.base
         lease.row, lease.capacity = None, 0
         if not merged and base is not None and base.users == [lease] and base.nodes:
@@ -87,34 +87,34 @@ class Totals:
             self.trim_spare(budget())
 
     def remove_lost(self) -> None:
-        """Remove nodes in buffers that may be corrupted, with all below, unless others have a copy
-        of their tokens."""
+        """Remove nodes in lost buffers, with all below. One of which a child has a copy stays."""
         for row in [row for row in self.rows if row.lost]:
-            for node in reversed(row.path):
-                if node.row is row and not inherit(node):  # else it went with one above it
+            for node in reversed(row.path):  # children first
+                if not inherit(node):
                     remove(node)
 
     def trim_spare(self, limit: float) -> None:
-        """Free spare capacity until all is at most `limit` bytes, the least recently used first."""
+        """Free spare capacity, the least recently used first, until `nbytes` is within `limit`."""
         for row in sorted(self.rows, key=lambda row: row.path[-1].used):
             if self.rows[row] and self.nbytes > limit:
                 self.trim(row)
 
     def trim(self, row: RowBuffers) -> None:
-        """Free the capacity after the last node."""
+        """Free a row's capacity after its last node."""
         stop = row.path[-1].stop
         self.set_spare(row, row.spare(stop))  # counts until it is free
         row.trim(stop)
         self.set_spare(row, row.spare(stop))
 
     def set_spare(self, row: RowBuffers, nbytes: int) -> None:
+        """Count these bytes as the spare capacity of a row, if nodes are in its buffers."""
         if row in self.rows:
             self.spare_bytes += nbytes - self.rows[row]
             self.rows[row] = nbytes
 
 
 def budget_after(row: RowBuffers, new: NewPath, budget: Callable[[], int]) -> int:
-    """`budget()` as if nodes stored all tokens of a row, which then is not charged for them."""
+    """`budget()` as if nodes stored all tokens of a row, so that the row is charged for none."""
     before, own_tokens = row.stored, len(new.ids) - row.base_tokens
     row.stored = max(before, own_tokens * new.kv.token_bytes)
     try:
@@ -124,33 +124,34 @@ def budget_after(row: RowBuffers, new: NewPath, budget: Callable[[], int]) -> in
 
 
 def leave_in_place(row: RowBuffers, new: NewPath, path: Sequence[Node]) -> NewPath:
-    """Let nodes of a new path refer to the row's buffers from token `start` on, if possible. Nodes
-    in buffers of other rows stay there, so `start` is their end, and what the row has before it is
-    doubled. `path`: the stored nodes."""
+    """Returns `new` with `in_place`: nodes will refer to the row's buffers from token `start` on.
+    Nodes in buffers of other rows stay there, so `start` is their end, and what the row has before
+    it is doubled. Returns `new` unchanged if that is not possible. `path`: its stored nodes."""
     length, base_tokens = len(new.ids), row.base_tokens
     # a node in no row has a copy, which `add_nodes` drops
-    others = [x.stop for x in path if x.start >= base_tokens and x.row not in (None, row)]
-    start = max(others, default=base_tokens)
+    ends = [x.stop for x in path if x.start >= base_tokens and x.row not in (None, row)]
+    start = max(ends, default=base_tokens)
     doubled = start - base_tokens
-    # without a prefix, this and `row.base` are `None`; with one that no node has, only this is
-    above = next((node.row for node in path if node.stop == base_tokens), None)
+    # both are `None` if the row has no prefix; only `stored_base`, if no node is in its prefix
+    stored_base = next((node.row for node in path if node.stop == base_tokens), None)
     is_possible = (
-        above is row.base
+        stored_base is row.base
         and DOUBLED_SHARE * doubled <= length - base_tokens
-        and all(node.start >= start for node in row.nodes)  # none of others is between them
+        and all(node.start >= start for node in row.nodes)  # no node of others is between them
         and all(node.stop <= length for node in path)  # else the row lacks the end of the last one
     )
     if not is_possible:
         return new
     part = replace(new.kv, length=length - start, arrays={}, row=row)
     part = replace(part, start=start, doubled_tokens=doubled)
-    # 0: nodes of the row count them already
-    return replace(new, in_place=part, doubled_bytes=0 if row.nodes else doubled * part.token_bytes)
+    # the nodes that the row has already count what is doubled
+    doubled_bytes = 0 if row.nodes else doubled * part.token_bytes
+    return replace(new, in_place=part, doubled_bytes=doubled_bytes)
 
 
 def inherit(node: Node) -> bool:
-    """Let a node refer to the row of a child that has its tokens, too (`doubled_tokens`). Returns
-    whether there is one."""
+    """Let a node refer to the buffers of a child that have its tokens, too (`doubled_tokens`).
+    Returns `False` if there is no such child."""
     children = (child for child in node.children.values() if not child.lost)
     heir = next((child for child in children if segment_of(child).doubled_tokens), None)
     if heir is not None:

@@ -1,5 +1,4 @@
-"""How the engine of one model uses the prefix cache, and where in a prompt it takes snapshots: also
-where a prompt has left a stored path, as in Marconi (MLSys 2025)."""
+"""How the engine of one model uses the prefix cache."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from weakref import WeakSet
 import numpy as np
 
 from ...isolation import isolate_use
-from ...records import LoadedModel, Prompt
+from ...records import LoadedModel
 from ...upstream.shared_kv import SHAREABLE
 from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind, append_layers, strictest
@@ -20,17 +19,9 @@ from ..scheduling.ledger import STEP_TOKENS, MemoryProfile, PrefixOffers
 from .buffers import Claim, Lease, Reuse, RowBuffers
 from .cache import PrefixCache
 from .disk import Restore
-from .eviction import NEAR, RECENT
+from .snapshots import GRID, NEAR, choose_snapshots
 from .tree import CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
 
-GRID = 64
-"""Prefill passes start on multiples of this. The result does not change if a pass ends on one."""
-WORTH_A_PASS = 64
-"""Tokens that a snapshot must save: it needs its own pass, and reading the weights again costs as
-much time as some tens to hundreds of tokens."""
-WORTH_A_GUESS, GUESSED = 512, 16
-"""Fewest tokens of a new message that has a snapshot before its end, for another question about the
-same text; and how far before: this fraction (1/n)."""
 WORTH_KEEPING = 32
 """A cancelled prefill with fewer tokens is not stored."""
 AROUND = 8
@@ -152,7 +143,7 @@ class PrefixCachePolicy(PrefixOffers):
         disk has more than memory, the job is `restoring` at first. Call it again after that.
         Returns the match if it is to be reported: not again for rows that were preempted."""
         match, disk = self._look_up(job), self.cache.disk
-        job.rows[0].lease = None  # or its buffers would be in use, and not be taken over
+        job.rows[0].lease = None  # a claim, whose buffers no row could take over
         if disk is not None and job.restore is None and job.estimated_cached > match.length:
             key, ids, found = self._key(job.request), self._ids(job), partial(self._match, job)
             fill = disk.fill(key, ids, found, self._make_cache, capacity, self._grid)
@@ -317,41 +308,3 @@ class PrefixCachePolicy(PrefixOffers):
         around = [token for token in job.tokens[max(0, at - AROUND) : at + AROUND] if token >= 0]
         text = self._model.tokenizer.decode(around, skip_special=False) if around else "<media>"
         return f"left the stored prefix at token {at} of {match.total}: ...{text!r}"
-
-
-def choose_snapshots(
-    prompt: Prompt, done: int = 0, branch: int = 0, *, grid: int = GRID, storable: int | None = None
-) -> tuple[int, ...]:
-    """Ascending token counts at which to store a state.
-
-    At most 1 + `RECENT` ends of messages or images, the branch, a guess shortly before the end of a
-    long message, and `storable`. `done`: tokens with which the row resumes. `branch`: tokens before
-    the prompt leaves another one. `grid`: positions are rounded down to it. `storable`: tokens that
-    the prefix cache can hold, of a longer prompt."""
-    total = len(prompt.tokens)
-    stop = total if storable is None else min(storable, total)
-    every = [end for end in cuts_of(prompt, done) if end <= stop]
-    found = {*every[:1], *every[1:][-RECENT:]}
-    end = min(stop, max(prompt.snapshot_points, default=stop))
-    new = end - max(done, branch, *(at for at in found if at < end))
-    fresh = 2 * done < total  # a conversation that continues will probably continue again
-    guess = end - max(GRID, new // GUESSED) if fresh and new >= WORTH_A_GUESS else 0
-    for point in (branch, guess, stop if stop < total else 0):
-        before = max((at for at in found if at <= point), default=done)
-        at = point // grid * grid
-        inside = any(span.start < at < span.end for span in prompt.spans)
-        if at - before >= WORTH_A_PASS and not inside:
-            found.add(at)
-    return tuple(sorted(found))
-
-
-def cuts_of(prompt: Prompt, done: int = 0) -> tuple[int, ...]:
-    """Image ends, and the message ends that save more than a pass costs, counted from the previous
-    state. `done`: tokens with which the row resumes."""
-    images = {span.end for span in prompt.spans}
-    cuts: list[int] = []
-    for end in sorted({*images, *prompt.snapshot_points}):
-        far = end - max(cuts, default=done) >= WORTH_A_PASS
-        if done < end < len(prompt.tokens) and (far or end in images):
-            cuts.append(end)
-    return tuple(cuts)

@@ -1,8 +1,8 @@
-"""What a node stores, and how it gets out of a row cache and into another.
+"""What a node stores, how it is read from a row cache, and how it fills another one.
 
-A segment has keys and values of tokens `[start, stop)`, and can be cut anywhere. A snapshot has the
-states and windows after a number of tokens, and counts only as a whole. A layer's index is that in
-`layers_of`."""
+A `Segment` has keys and values of tokens `[start, stop)`, and can be cut anywhere. A `Snapshot` has
+the states and windows after a number of tokens, and counts only as a whole. A layer's index is that
+in `layers_of`."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ if TYPE_CHECKING:
     from .buffers import RowBuffers
 
 Encoded = list[Any]
-"""JSON-able form of a value: `[tag, ...]`. Arrays are indices."""
+"""A value as JSON can hold it: `[tag, ...]`. An array is an index of a separate list."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Immutable tokens of all layers that can be cut: `[0, length)` of `arrays`, or
-    `[start, start + length)` of the buffers of `row`."""
+    """Keys and values of some tokens, in all layers that can be cut: tokens `[0, length)` of
+    `arrays`, or `[start, start + length)` of the buffers of `row`. Immutable."""
 
     length: int
-    token_bytes: int
+    token_bytes: int  # bytes of one token in all these layers
     layout: tuple[tuple[Any, ...], ...]
-    """Equal for rows whose segments can be joined: the index of each layer, then shape and type of
-    each of its arrays: 2, 6 if quantised, 0 for a layer without tokens."""
-    complete: bool
-    """Whether these are all layers, so that a row can resume at any token."""
+    """Equal for rows whose segments can be joined. Per layer: its index, then shape and type of
+    each of its arrays, which are 2, 6 if quantised, or 0 for a layer without tokens."""
+    complete: bool  # whether these are all layers, so that a row can resume at any token
     arrays: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     """Arrays (1, heads, tokens, dim) by layer index: first those of keys, then of values."""
     row: RowBuffers | None = None
@@ -46,7 +45,7 @@ class Segment:
 
     @property
     def buffers(self) -> int:
-        """Device buffers that it has, or would have on its own."""
+        """Number of device buffers that it has, or would have as a copy."""
         return sum(len(arrays) for _, *arrays in self.layout)
 
     @property
@@ -55,21 +54,24 @@ class Segment:
 
     @property
     def nbytes(self) -> int:
+        """With the token ids of its node."""
         return self.kv_bytes + self.length * ID_BYTES
 
     def slice(self, start: int, stop: int) -> Segment:
-        """Tokens `[start, stop)`, copied unless they are in a row's buffers."""
+        """Its tokens `[start, stop)`, where 0 is its first one: copied, unless it has a `row`."""
         if self.row is not None:
-            doubled, first = 0 if start else self.doubled_tokens, self.start + start
+            first = self.start + start
+            doubled = 0 if start else self.doubled_tokens
             return replace(self, length=stop - start, start=first, doubled_tokens=doubled)
         views = {i: [a[..., start:stop, :] for a in kv] for i, kv in self.arrays.items()}
         return replace(self, length=stop - start, arrays=copies(views))
 
     def copy(self) -> Segment:
+        """The same tokens, in arrays of its own."""
         return replace(self, arrays=copies(self.views()), row=None, start=0, doubled_tokens=0)
 
     def views(self) -> Mapping[int, Sequence[Any]]:
-        """Its tokens, by layer index. Drop them before the row's next pass."""
+        """Its arrays by layer index. Drop them before the row's next pass."""
         if self.row is None:
             return self.arrays
         stop = self.start + self.length
@@ -77,8 +79,8 @@ class Segment:
 
 
 def row_segment(cache: list[Any], length: int) -> tuple[Segment, bool]:
-    """The tokens `[0, length)` of a row, in its own arrays; and whether no layer holds more, so
-    that its state is a valid snapshot. Raises `Unstorable`, and `ValueError` for fewer tokens."""
+    """Tokens `[0, length)` of a row, in its own arrays, and whether the row has no more, so that
+    its states are those after `length` tokens. Raises `Unstorable`, and `ValueError` for fewer."""
     layers: dict[int, list[Any]] = {}
     complete = exact = True
     for i, layer in enumerate(layers_of(cache)):
@@ -90,17 +92,17 @@ def row_segment(cache: list[Any], length: int) -> tuple[Segment, bool]:
             exact = exact and layer.offset == length
             if layer.offset < length:
                 raise ValueError(f"the cache holds {layer.offset} tokens, not {length}")
-    nbytes = sum(a.nbytes // max(1, a.shape[-2]) for kv in layers.values() for a in kv)
-    shapes = ((i, [(a.shape[:-2], a.shape[-1], str(a.dtype)) for a in layers[i]]) for i in layers)
-    layout = tuple((i, *arrays) for i, arrays in shapes)
-    return Segment(length, nbytes, layout, complete, layers), exact
+    token_bytes = sum(a.nbytes // max(1, a.shape[-2]) for kv in layers.values() for a in kv)
+    shapes = {i: [(a.shape[:-2], a.shape[-1], str(a.dtype)) for a in layers[i]] for i in layers}
+    layout = tuple((i, *of_layer) for i, of_layer in shapes.items())
+    return Segment(length, token_bytes, layout, complete, layers), exact
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Instance attributes of some layers of a row cache, by layer index. Immutable."""
+    """The states and windows of a row cache: attributes of these layers. Immutable."""
 
-    layers: Mapping[int, Encoded]
+    layers: Mapping[int, Encoded]  # by layer index, with indices of `arrays`
     arrays: Sequence[Any]
 
     @property
@@ -113,9 +115,9 @@ class Snapshot:
 
 
 def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
-    """Windows and states of a row. `None` if every layer keeps every token. `at`: their values
-    after that many tokens, within the last pass of several tokens; only windows still have the data
-    for this. Raises `Unstorable`, and `ValueError` if the data for `at` is gone."""
+    """A copy of the windows and states of a row. `None`: every layer keeps every token. `at`: copy
+    them as they were after so many tokens. This must be within the last pass, and only windows
+    still have the data for it. Raises `Unstorable`, and `ValueError` if the data is gone."""
     attributes = {}
     for i, layer in enumerate(layers_of(cache)):
         which = kind(layer)
@@ -133,6 +135,7 @@ def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
 
 
 def encode(value: Any, arrays: list[Any]) -> Encoded:
+    """Appends the arrays of the value to `arrays`. Raises `Unstorable` for an unknown type."""
     if isinstance(value, mx.array):
         arrays.append(value)
         return ["array", len(arrays) - 1]
@@ -147,7 +150,7 @@ def encode(value: Any, arrays: list[Any]) -> Encoded:
 
 
 def decode(encoded: Encoded, arrays: Sequence[Any]) -> Any:
-    """With new arrays, to which a row may write."""
+    """The value that was encoded, with new arrays, to which a row may write."""
     tag, *rest = encoded
     if tag == "array":
         return mx.contiguous(arrays[rest[0]])
@@ -161,24 +164,23 @@ def decode(encoded: Encoded, arrays: Sequence[Any]) -> Any:
 
 @dataclass
 class RowFiller:
-    """Fills a fresh row cache piece by piece, which needs no other memory than that of a piece.
-    `length`: most tokens. `room`: capacity for more. `states`: layers that get the state of a
-    snapshot. `in_place`: tokens that the other layers have already."""
+    """Fills a fresh row cache: `put` or `put_nodes` in the order of tokens, then `finish`. Only the
+    piece that is copied is in memory twice."""
 
     cache: list[Any]
-    length: int
-    room: int
-    states: Collection[int] = ()
-    in_place: int = 0
+    length: int  # most tokens that it will hold
+    room: int  # further tokens for which it has capacity
+    states: Collection[int] = ()  # indices of the layers that get the state of a snapshot
+    in_place: int = 0  # tokens that the other layers have already
 
     def __post_init__(self) -> None:
         self._buffers: dict[int, list[Any]] = {}
-        every = enumerate(layers_of(self.cache))
-        self._layers = {i: layer for i, layer in every if i not in self.states}
+        layers = enumerate(layers_of(self.cache))
+        self._layers = {i: layer for i, layer in layers if i not in self.states}
 
     def put(self, arrays: Mapping[int, Sequence[Any]], start: int, stop: int, skip: int) -> None:
-        """Copy tokens `[start, stop)` of the row, which begin at `skip` in the arrays. Raises
-        `ValueError` if they do not cover every layer, or are of another kind than a layer's."""
+        """Copy tokens `[start, stop)` of the row, which begin at `skip` in `arrays`, by layer
+        index. Raises `ValueError` if these lack a layer, or are of another kind than a layer's."""
         for i, layer in self._layers.items():
             if i not in arrays:
                 raise ValueError(f"layer {i} cannot be resumed at token {stop}")
@@ -201,7 +203,7 @@ class RowFiller:
         mx.eval([self._buffers[i] for i in arrays if i in self._buffers])
 
     def put_nodes(self, path: Sequence[Node], stop: int) -> None:
-        """Copy tokens `[0, stop)` of a path."""
+        """Copy tokens `[0, stop)` of a path. Raises `ValueError` as `put` does."""
         for node in path:
             if node.start < stop:
                 arrays = segment_of(node).views()
@@ -219,13 +221,13 @@ class RowFiller:
                 buffers = [mx.contiguous(buffer[..., :tokens, :]) for buffer in buffers]
             set_arrays(layer, buffers)
             layer.offset = length
-        every, fresh = layers_of(self.cache), list[Any]()
+        layers, states = layers_of(self.cache), list[Any]()
         if snapshot is not None:
-            for i, state in snapshot.layers.items():
-                attributes = decode(state, snapshot.arrays)
-                vars(every[i]).update(attributes)
-                fresh += [a for _, a in tree_flatten(attributes) if isinstance(a, mx.array)]
-        mx.eval(fresh, list(self._buffers.values()))
+            for i, encoded in snapshot.layers.items():
+                attributes = decode(encoded, snapshot.arrays)
+                vars(layers[i]).update(attributes)
+                states += [a for _, a in tree_flatten(attributes) if isinstance(a, mx.array)]
+        mx.eval(states, list(self._buffers.values()))
         return self.cache
 
 
@@ -237,9 +239,10 @@ def copies(layers: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
 
 
 def copy_tokens(piece: Any, buffer: Any, at: int) -> None:
+    """Write the tokens of a piece into a buffer, from token `at` on."""
     buffer[..., at : at + piece.shape[-2], :] = piece
 
 
 def _slack(layer: Any, length: int, room: int) -> int:
-    # growth in steps: avoid one copy
+    """Capacity in tokens beyond `length`, up to a whole step; 0 if the layer has no steps."""
     return whole_steps(length + max(1, room)) - length if hasattr(layer, "step") else 0

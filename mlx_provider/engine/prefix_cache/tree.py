@@ -27,10 +27,8 @@ MAX_EDGE = 2048
 class CacheKey:
     """What determines the KV besides the tokens. Entries of different keys never match."""
 
-    fingerprint: str
-    """`ModelInfo.fingerprint`: weights, adapter, quantisation, sliding window."""
-    kv: str = ""
-    """The kind of the KV cache (its quantisation), and the code that computes it."""
+    fingerprint: str  # `ModelInfo.fingerprint`: weights, adapter, quantisation, sliding window
+    kv: str = ""  # the kind of the KV cache (its quantisation), and the code that computes it
     salt: str = ""
     """Tenant. Entries of one salt are invisible to all others."""
 
@@ -77,12 +75,9 @@ class Node:
     parent: Node | None
     totals: Totals
     segment: Segment | None = None
-    snapshot: Snapshot | None = None
-    """State at `stop`, if not every layer can be cut."""
-    children: dict[int, Node] = field(default_factory=dict)
-    """By their first tokens."""
-    used: int = 0
-    """`Totals.clock` at its last use."""
+    snapshot: Snapshot | None = None  # state at `stop`, if not every layer can be cut
+    children: dict[int, Node] = field(default_factory=dict)  # by their first tokens
+    used: int = 0  # `Totals.clock` at its last use
     hits: int = 0
     """Number of rows restored through it. Starts at 1 if more than half of its path was there."""
     generated: bool = False
@@ -153,10 +148,8 @@ class Match:
     """Of the path. The last one may go on after `shared`."""
     shared: int
     length: int = 0
-    total: int = 0
-    """Tokens of the prompt."""
-    diverged_at: int | None = None
-    """First position that differs from the path, if any."""
+    total: int = 0  # tokens of the prompt
+    diverged_at: int | None = None  # first position that differs from the path, if any
     branch: int = 0
     """`diverged_at`, if a stored prompt continues there. 0: only replies do, or nothing."""
     version: int = 0
@@ -227,19 +220,14 @@ class NewPath:
     """Tokens `[0, stop)` of a row, to store: all of them, until `fit_path` has cut it."""
 
     ids: Ids
-    kv: Segment
-    """Of the whole row, in its own arrays."""
-    states: Mapping[int, Snapshot]
-    """By token count."""
-    reply_at: int
-    """Tokens before the reply."""
-    shared: int
-    """Tokens `[0, shared)` were stored before."""
+    kv: Segment  # of the whole row, in its own arrays
+    states: Mapping[int, Snapshot]  # by token count
+    reply_at: int  # tokens before the reply
+    shared: int  # tokens `[0, shared)` were stored before
     stop: int
     in_place: Segment | None = None
     """Tokens `[start, len(ids))`, if they can stay in the row's buffers. Others are copied."""
-    doubled_bytes: int = 0
-    """Of the row's tokens before `in_place`, which count twice."""
+    doubled_bytes: int = 0  # of the row's tokens before `in_place`, which count twice
 
     @property
     def token_bytes(self) -> int:

@@ -21,39 +21,36 @@ FAIR = 1.5
 """A token may take on average this multiple of its time without a prompt, whatever the stall
 target. So a prompt gets at least a third of the device."""
 WIDE = 256
-"""Least tokens of a chunk that fits the longest gap. Fewer are hardly faster on a GPU."""
+"""Chunks of fewer tokens are hardly faster on a GPU. They run only if this many would take longer
+than the longest gap."""
 BRIEF = 1024
-"""A prompt of at most so many tokens runs in one pass before rows decode, if that takes no longer
+"""A prompt with at most so many tokens runs in one pass before rows decode, if that takes no longer
 than the longest gap."""
 SLACK = 1.5
-"""A step with a chunk may take this multiple of the stall target. If a wide chunk takes longer, it
-may take as long as the longest gap."""
+"""A step with a chunk may take this multiple of the stall target. If the smallest wide chunk takes
+longer, the step may take as long as the longest gap."""
 REST = 1024
 """Pass size, in tokens, for the estimate of the rest of a prompt."""
 SCORED_TOKENS = 32
 """Most tokens of a pass that returns the logits of each token, which need the most memory."""
 SMALLEST = 16
 """Passes of a prompt end at multiples of this, of twice as many tokens, and so on. So there are few
-shapes, of which a GPU may have to plan or compile each."""
+shapes: a GPU may have to plan or compile each one."""
 NEARLY = 0.9
 """A smaller chunk with this share of the best rate is good enough."""
 LITTLE_MORE = 1.5
 """A larger chunk may take this multiple of the time of the smallest, whatever the target. With one
 token per reading of the weights, a long prompt would take hours."""
-
 GRID = 32
-"""Passes of a prompt with recurrent state end at multiples of this, counted from its beginning, so
-that the state does not depend on the time of passes. Recurrent rules compute tokens in chunks of
-their own, and round differently if these chunks start elsewhere. This is a multiple of their
-size."""
+"""Passes of a prompt with recurrent state end at multiples of this. The kernels compute such states
+in blocks, of which this is a multiple, and round differently if blocks begin elsewhere."""
 TAIL = 32
 """Least tokens of the last such pass, because kernels for fewer round differently, too."""
-
 ROWS = 8
-"""Rows of a decode pass: a GPU reads the weights for this many in little more time than for one."""
+"""Rows of a decode pass of a reproducible model: they take little longer than one on a GPU."""
 TOKENS = 256
-"""Tokens of a prompt pass: enough for the best rate of most devices. Stored prefixes are cut to a
-multiple of it, and other requests wait for one such pass."""
+"""Tokens of its prompt passes: enough for the best rate of most devices. Stored prefixes are cut to
+a multiple of it, and other requests wait for one such pass."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +58,15 @@ class FixedShapes:
     """Pass shapes of a reproducible model, independent of other requests.
 
     The shapes of arrays choose the kernels, and each kernel rounds differently. So each decode pass
-    has the same number of rows, with padding and with separate keys per row, and each prompt pass
-    but the last the same number of tokens, counted from the beginning of the prompt, so that a
-    stored prefix equals a computed one."""
+    has `rows` rows, some for padding, each with keys of its own. Each prompt pass but the last has
+    `tokens` tokens, from the beginning on, so that a stored prefix equals a computed one."""
 
     rows: int
     tokens: int
 
     @classmethod
     def within(cls, max_rows: int, max_chunk: int) -> Self:
+        """The usual shapes, or smaller ones if these exceed the limits."""
         return cls(min(ROWS, max_rows), min(TOKENS, max_chunk))
 
     def whole(self, tokens: int) -> int:
@@ -82,25 +79,24 @@ class FixedShapes:
 
 
 class Chunking:
-    """Has no state except the measurements in `costs`."""
+    """Chooses chunks and estimates passes. Has no state except the measurements in `costs`."""
 
     def __init__(
         self, limits: Limits, costs: Costs, *, grid: int, fixed: FixedShapes | None
     ) -> None:
-        """`grid`: prompt passes end at multiples of this, and at their cuts. `fixed`: pass shapes
-        depend on no clock and on no other request."""
+        """`grid`: prompt passes end at multiples of this, and at the cuts of the prompt. `fixed`:
+        the shapes of all passes; `None`: they are chosen by time."""
         self.limits = limits
         self.costs = costs
         self.grid = min(grid, limits.max_chunk)
         self.fixed = fixed
-        self._as_measured = Costs(costs.curve)
-        """Costs at the pace of the calibration, which later passes do not change."""
+        self._as_measured = Costs(costs.curve)  # later passes do not change them
 
     def size(
         self, job: PrefillJob, rows: Sequence[Row], rows_seconds: float = 0, *, mixed: bool = False
     ) -> int:
-        """Tokens of the next chunk of a prompt, in the pass of the decoding `rows` or behind it.
-        `rows_seconds`: seconds of the rows' pass without them."""
+        """Tokens of the next chunk of a prompt, in the pass of the decoding `rows` (`mixed`) or
+        behind it. `rows_seconds`: seconds of the rows' pass without the chunk."""
         sizes: Sequence[int] = self._sizes(job)
         own = partial(self.duration, job)
         if job.request.background:
@@ -114,12 +110,13 @@ class Chunking:
         keys, fair = sum(row.cached_length for row in rows), self.fair(rows_seconds)
 
         def gap(size: int) -> float:
+            """Seconds of a step with a chunk of this size."""
             if mixed:
                 return self.costs.pass_of(len(rows), keys, size, job.computed_tokens)
             return rows_seconds + self.costs.pass_of(0, 0, size, job.computed_tokens)
 
         def with_repayment(size: int) -> float:
-            """Seconds with the steps without a chunk that follow and compensate for it."""
+            """Seconds of this step and of those without a chunk that compensate for it."""
             return max(gap(size), fair * (gap(size) - rows_seconds) / (fair - rows_seconds))
 
         sizes = self._wide(sizes, gap)
@@ -128,21 +125,22 @@ class Chunking:
 
     @property
     def longest_gap(self) -> float:
+        """Seconds that decoding rows may wait for a chunk, at most."""
         return max(self.limits.stall_target, LONGEST_GAP)
 
     def _wide(self, sizes: Sequence[int], gap: Callable[[int], float]) -> Sequence[int]:
-        """The sizes without small ones, unless others take longer than the longest gap."""
+        """The sizes from `WIDE` on, or all if the smallest of these takes too long."""
         wide = [n for n in sizes if n >= WIDE] or sizes[-1:]
         return wide if gap(wide[0]) <= self.longest_gap else sizes
 
     def fair(self, rows_seconds: float) -> float:
-        """Seconds that a token of decoding rows may take on average beside a prompt, if it takes
-        `rows_seconds` without."""
+        """Seconds that a token may take on average beside a prompt, if it takes `rows_seconds`
+        without."""
         return max(self.limits.stall_target, FAIR * rows_seconds)
 
     def own_size(self, job: PrefillJob) -> int:
-        """Tokens of a chunk in a pass of its own, within the stall target. A prompt always has
-        the same passes, because results depend on where they end."""
+        """Tokens of the next chunk of a prompt that shares no pass, within the stall target. A
+        prompt always has the same passes, because results depend on where they end."""
         sizes = self._sizes(job)
         few = [n for n in sizes if n <= SCORED_TOKENS] or sizes[:1]
         sizes = few if job.wants_prompt_logprobs else sizes
@@ -151,27 +149,31 @@ class Chunking:
 
     def is_brief(self, job: PrefillJob) -> bool:
         """Whether decoding rows could wait for the whole prompt in one pass."""
-        brief = len(job.tokens) - job.estimated_cached <= min(BRIEF, self.limits.max_chunk)
-        return brief and self.duration(job, job.tokens_left) <= self.longest_gap
+        is_short = len(job.tokens) - job.estimated_cached <= min(BRIEF, self.limits.max_chunk)
+        return is_short and self.duration(job, job.tokens_left) <= self.longest_gap
 
     def rest(self, job: PrefillJob) -> float:
-        depth = len(job.tokens) - job.tokens_left // 2
+        """Expected seconds to prefill what is left of the job's request."""
+        depth = len(job.tokens) - job.tokens_left // 2  # on average
         return job.request_tokens_left * self.costs.pass_of(0, 0, REST, depth) / REST
 
     def duration(self, job: PrefillJob, tokens: int) -> float:
+        """Expected seconds of the next `tokens` of a prompt in a pass of their own."""
         return self.costs.pass_of(0, 0, tokens, len(job.tokens) - job.tokens_left)
 
     def seconds(self, rows: Sequence[Row], chunk: Chunk | None = None, passes: int = 1) -> float:
+        """Expected seconds to decode rows in so many passes, each with the chunk, if any."""
         load = self.load(rows, chunk)
-        width = self.fixed.rows if self.fixed and rows else -(-len(rows) // passes)
+        width = self.fixed.rows if self.fixed and rows else -(-len(rows) // passes)  # rounded up
         return passes * self.costs.pass_of(width, load.keys // passes, load.chunk, load.depth)
 
     def load(self, rows: Sequence[Row], chunk: Chunk | None = None) -> Load:
+        """The load of a pass of these rows and this chunk."""
         size, depth = (0, 0) if chunk is None else (chunk.size, chunk.start)
         return Load(sum(row.cached_length for row in rows), size, depth, len(rows))
 
     def with_drafts(self, plan: StepPlan) -> Callable[[int], float]:
-        """Seconds of a step's pass by its number of drafts, spread over its rows."""
+        """A function from the number of drafts in all rows to the seconds of the rows' pass."""
         chunk = plan.chunk.size if plan.chunk is not None and plan.mixed else 0
         rows, curve, pace = len(plan.rows), self.costs.curve, self.costs.pace["rows"]
         keys = self.load(plan.rows).keys
@@ -181,7 +183,7 @@ class Chunking:
             if not drafts:
                 return plan.pass_seconds
             more = pace * curve.with_drafts(drafts, rows + chunk, rows, keys)
-            # no pass before had as many cached tokens
+            # `first`: no pass before had as many cached tokens
             return plan.pass_seconds + (more + curve.first)
 
         return seconds
@@ -195,10 +197,10 @@ class Chunking:
 
 
 def chunk_sizes(start: int, end: int, total: int, largest: int, grid: int = 1) -> list[int]:
-    """Sizes of a chunk from `start`, ascending: to the next multiple of each of the fixed sizes up
-    to `largest`, or to `end`, the latest end of the next chunk. `total`: tokens of the prompt;
-    `grid`: the smallest of the fixed sizes, if it matters to the model. The first size may exceed
-    `largest` if no smaller chunk ends on the grid."""
+    """Sizes of a chunk from token `start`, ascending. The chunk may end at the next multiple of
+    `grid` (of `SMALLEST` if `grid` is 1), of twice as many tokens, and so on up to `largest`, or at
+    `end`, the latest end. On a grid, at least `TAIL` of the `total` tokens follow unless it ends at
+    `end`: if only that is possible, the size may exceed `largest`."""
     found, size = set(), grid if grid > 1 else min(SMALLEST, largest)
     while size <= largest:
         stop = (start // size + 1) * size
@@ -211,8 +213,7 @@ def chunk_sizes(start: int, end: int, total: int, largest: int, grid: int = 1) -
 
 
 def within(sizes: Sequence[int], seconds: Callable[[int], float], target: float) -> list[int]:
-    """Sizes within `target` seconds, or that take little more time than the smallest, because
-    decoding rows wait that long anyway."""
+    """Sizes that take at most `target` seconds, or little more time than the smallest one."""
     longest = max(target, LITTLE_MORE * seconds(sizes[0]))
     return [n for n in sizes if seconds(n) <= longest]
 
@@ -230,31 +231,27 @@ def _nearly_best(sizes: Sequence[int], seconds: Callable[[int], float]) -> list[
 
 @dataclass(frozen=True)
 class PassBytes:
-    row: float = 0.0
-    """Per row that decodes."""
-    token: float = 0.0
-    """Per further token."""
-    pair: float = 0.0
-    """Per pair of a new token and a cached one. 0 if attention never stores its scores."""
-    key: float = 0.0
-    """Per cached token, however many are new. 0 if attention copies no keys and values."""
+    """Measured bytes of a pass, besides the weights and the caches of rows."""
+
+    row: float = 0.0  # per row that decodes
+    token: float = 0.0  # per token of a chunk, or per row
+    pair: float = 0.0  # per pair of a new and a cached token; 0 if attention stores no scores
+    key: float = 0.0  # per cached token alone; 0 if attention copies no keys and values
 
 
 @dataclass(frozen=True)
 class PassMemory:
-    """Bytes of passes over rows or a chunk, from the measurements and the chunk limits."""
+    """Called with tokens and rows, it returns the bytes that their largest pass may take."""
 
     nbytes: PassBytes
-    widest: int
-    """Most tokens of a chunk."""
+    widest: int  # most tokens of a chunk
     deepest: Sequence[tuple[int, float]] = field(default=(), repr=False)
-    """(tokens of a chunk, largest number of cached tokens before it). A deep chunk is narrow,
-    because its time is limited."""
-    min_chunk: int = 0
-    """Tokens that a chunk may always have, however long it takes."""
+    """(tokens of a chunk, most cached tokens before it): time limits chunks deep in a prompt."""
+    min_chunk: int = 0  # tokens that a chunk may always have, however long it takes
 
     @classmethod
     def of(cls, nbytes: PassBytes, curve: Curve, seconds: float, max_chunk: int) -> Self:
+        """`seconds`: the longest time of a chunk, unless smaller ones lose much of the rate."""
         # of a chunk that no end cuts short
         sizes = chunk_sizes(0, 2 * max_chunk, 4 * max_chunk, max_chunk)
         min_chunk = worthwhile(sizes, curve.seconds)
@@ -262,8 +259,10 @@ class PassMemory:
             min_chunk = max(min_chunk, worthwhile(sizes, lambda n: curve.per_key(n) or inf))
         longest = max(seconds, curve.seconds(min_chunk))
         widest = bisect_right(range(1, max_chunk + 1), longest, key=curve.seconds)
-        left = [(n, longest - curve.seconds(n), curve.per_key(n)) for n in (*sizes, widest)]
-        deepest = [(n, s / slope if slope > 0 else inf) for n, s, slope in left if n <= widest]
+        deepest = []
+        for n in [n for n in (*sizes, widest) if n <= widest]:
+            left, per_key = longest - curve.seconds(n), curve.per_key(n)
+            deepest.append((n, left / per_key if per_key > 0 else inf))
         return cls(nbytes, widest, deepest, min_chunk)
 
     def __call__(self, tokens: int, rows: int) -> int:

@@ -1,5 +1,5 @@
-"""Time of a forward pass: a curve that is measured at load, and anew in the passes of requests if
-these take longer or shorter: passes only to measure would stop streams. Imports no mlx."""
+"""Time of a forward pass: a curve that is measured at load. If later passes take longer or shorter,
+the curve is measured anew in them, as passes only to measure would stop streams. No mlx."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ SHAPES = 10_000
 """After so many shapes of chunks, all count as new again, which bounds their memory."""
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-"""With limits for those that are read from a file."""
+"""The limits check values that are read from a file."""
 Points = tuple[tuple[int, Seconds], ...]
-"""(tokens or rows of a pass, seconds), the first ascend."""
+"""(tokens or rows of a pass, seconds), by ascending tokens or rows."""
 Passes = tuple[tuple[int, Annotated[Seconds, Field(gt=0)]], ...]
 """Points of whole passes: corrections multiply, so none may be zero."""
 
 
 class Load(NamedTuple):
-    """Tokens of one pass. `keys`: cached tokens of the decoding `rows`; `chunk`: tokens of its
+    """What one pass has to do. `keys`: cached tokens of its decoding `rows`; `chunk`: tokens of its
     chunk; `depth`: cached tokens before the chunk."""
 
     keys: int = 0
@@ -43,19 +43,19 @@ class Load(NamedTuple):
 
 
 NO_LOAD = Load()
-KINDS = {"rows": "decode passes", "chunk": "passes of prompts"}
+KINDS = {"rows": "decode passes", "chunk": "passes of prompts"}  # as the log names them
 
 
 @dataclass(frozen=True)
 class Curve:
     """Seconds of one pass, measured on this device with this model. A chunk of `tokens` takes
     `seconds(tokens)`, plus `per_key(tokens)` for each cached token that they attend to. Attention
-    has separate kernels for few tokens, so it has separate points."""
+    has separate kernels for few tokens, so it has separate points, `depths`."""
 
     widths: Annotated[Passes, Field(min_length=1)]
-    """Over short caches. The seconds do not decrease."""
+    """Chunks over short caches, by their tokens. The seconds do not decrease."""
     depths: Points = ()
-    """Extra seconds per cached token. Empty: not measured."""
+    """Extra seconds per cached token, by the tokens of the chunk. Empty: not measured."""
     rows: Passes = ()
     """Decode passes by their number of rows, without attention to cached tokens (`per_key(1)` of
     each). Empty: they take as long as a chunk of as many tokens."""
@@ -65,22 +65,23 @@ class Curve:
     first: Seconds = 0.0
     """Extra seconds of the first chunk with a new pair of (chunk tokens, cached tokens)."""
     drafts: Points = ()
-    """Extra seconds to verify the drafts of one row, by their number: a row with drafts runs
-    separate operations. Empty: none."""
+    """Extra seconds of separate operations for the drafts of one row, by their number."""
 
     def seconds(self, tokens: int) -> float:
         """Of a chunk: linear between two measured widths and beyond the last one."""
         return _interpolate(self.widths, tokens)
 
     def of_rows(self, rows: int) -> float:
+        """Of a decode pass, without attention to cached tokens."""
         return _interpolate(self.points("rows"), rows)
 
     def points(self, kind: str) -> Points:
+        """The points for a kind of passes, one of `KINDS`."""
         return self.rows or self.widths if kind == "rows" else self.widths
 
     @property
     def mixing(self) -> float:
-        """Seconds by which a mixed pass is faster than two passes."""
+        """Seconds by which a mixed pass is faster than two passes: at most those of one token."""
         one_token = min(self.seconds(1), self.of_rows(1))
         return one_token if self.saved is None else min(self.saved, one_token)
 
@@ -97,7 +98,7 @@ class Curve:
         row attend to its cache together. `width`: tokens of the pass without them; `keys`: cached
         tokens of the rows."""
         per_row = drafts / max(1, rows)
-        # rows that are slower than a chunk cost the host time, which drafts do not add
+        # what rows take longer than a chunk is time of the host, which drafts do not add
         scale = min(1.0, self.of_rows(width) / self.seconds(width))
         wider = scale * (self.seconds(width + drafts) - self.seconds(width))
         deeper = keys * max(0.0, self.per_key(1 + per_row) - self.per_key(1))
@@ -105,8 +106,8 @@ class Curve:
         return wider + deeper + min(drafts, rows) * longer
 
     def measured_anew(self, kind: str, points: Mapping[int, float], others: float) -> Curve:
-        """The curve if passes of a kind take `others` times as long, but those of some of its
-        points the times that `points` has."""
+        """The curve with other seconds for a kind of passes: those of each point, times the factor
+        in `points`, or times `others` for a point that is not there."""
 
         def longer(old: Points) -> Points:
             return non_decreasing({n: points.get(n, others) * seconds for n, seconds in old})
@@ -129,12 +130,13 @@ class Curve:
 
 
 def non_decreasing(seconds: Mapping[int, float]) -> Points:
+    """Points in which more tokens never take less time: lower seconds are raised."""
     return tuple(zip(seconds, accumulate(seconds.values(), max), strict=True))
 
 
 def _interpolate(points: Points, at: float) -> float:
-    """Linear interpolation between points. Past the last point the last segment goes on; with one
-    point, the line starts at zero."""
+    """Linear between points, constant before the first one. After the last one, the line goes on
+    through the last two, or with one point from zero."""
     if at <= points[0][0]:
         return points[0][1]
     i = min(bisect_left(points, (at, 0.0)), len(points) - 1)
@@ -147,15 +149,16 @@ UNMEASURED = Curve(((1, 0.01), (2048, 1.0)))
 
 
 class Costs:
+    """Expected seconds of passes: the curve, with corrections by the passes that have run."""
+
     def __init__(self, curve: Curve = UNMEASURED) -> None:
         self.curve = curve
         self.pace = dict.fromkeys(KINDS, 1.0)
         """Factor on the curve's seconds of rows and of chunks: other load, heat, host work."""
         self._count = dict.fromkeys(KINDS, 0)
         self._anew: dict[str, dict[int, float]] = {kind: {} for kind in KINDS}
-        """By the nearest point of the curve: how many times as long passes of a kind took."""
-        self._shapes: set[tuple[int, int]] = set()
-        """Tokens of chunks, with the cached tokens before them, that have run."""
+        """By kind and nearest point of the curve: how many times as long passes took."""
+        self._shapes: set[tuple[int, int]] = set()  # (tokens, cached tokens) of chunks that ran
 
     def pass_of(self, rows: int, keys: int, chunk: int = 0, depth: int = 0) -> float:
         """Expected seconds of a pass: `rows` decoding rows with `keys` cached tokens in all, and a
@@ -172,18 +175,18 @@ class Costs:
         return found
 
     def update(self, expected: float, seconds: float, loads: Sequence[Load] = (NO_LOAD,)) -> None:
-        """Update the costs with the measured and the expected seconds of passes. The paces of rows
-        and of chunks change by their parts of the expected seconds."""
+        """Passes of these loads took `seconds`; `pass_of` gave `expected`. The paces of rows and of
+        chunks change by their parts of the expected seconds."""
         if expected <= 0 or seconds <= 0:
             return
         ratio = min(seconds / expected, SPIKE)
         chunks = [(load.chunk, load.depth) for load in loads if load.chunk]
-        part = min(1.0, sum(self.pass_of(0, 0, *chunk) for chunk in chunks) / expected)
+        part = min(1.0, sum(self.pass_of(0, 0, *chunk) for chunk in chunks) / expected)  # of chunks
         if all(load.chunk and not load.keys for load in loads):
             part = 1.0
         if len(loads) == 1 and bool(loads[0].rows) != bool(loads[0].chunk):
             self._measure("rows" if loads[0].rows else "chunk", loads[0], ratio)
-        norm = part**2 + (1 - part) ** 2
+        norm = part**2 + (1 - part) ** 2  # both changes together change the sum by the ratio
         for kind, share in (("rows", 1 - part), ("chunk", part)):
             if share:
                 self._count[kind] += 1
@@ -219,17 +222,16 @@ class PassTimer:
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._launched: list[tuple[float, Load]] = []
-        """Expected seconds of the passes on the device, and the cached tokens that they read."""
+        self._launched: list[tuple[float, Load]] = []  # (expected seconds, load), the oldest first
         self._since = 0.0
-        self.token_at = 0.0
-        """When the decoding rows last got a token."""
+        self.token_at = 0.0  # when the decoding rows last got a token
 
     def stall_seconds(self, now: float) -> float:
         """Seconds that rows will have waited when the chunks behind their last pass have ended."""
         return now - self.token_at + sum(_behind_rows(self._launched))
 
     def launch(self, expected: float, now: float, load: Load = NO_LOAD) -> None:
+        """A pass goes to the device, behind those that are there."""
         if now - self._since > sum(seconds for seconds, _ in self._launched):
             # unknown end: the engine was idle, another one ran, or an image was embedded
             self._launched.clear()
@@ -238,14 +240,14 @@ class PassTimer:
         self._launched.append((expected, load))
 
     def end_rows(self, now: float, *, newer: bool, usual: bool) -> float:
-        """The last pass with rows has ended, or the one before (`newer`), see `end`."""
+        """The last pass with rows has ended, with all passes before it. `newer`: one more pass was
+        launched since, and does not count. Returns what `end` does."""
         older = self._launched[: len(self._launched) - newer]
         return self.end(now, left=newer + len(_behind_rows(older)), usual=usual)
 
     def end(self, now: float, *, left: int = 0, usual: bool = True) -> float:
-        """All passes except the `left` newest have ended. Returns their time relative to the
-        expectation; 0: unknown. `usual`: the passes are representative of the pace of the
-        device."""
+        """All passes except the `left` newest have ended. Returns their time, as a multiple of the
+        expected time; 0: unknown. `usual`: the costs are updated with these passes."""
         done = len(self._launched) - left
         ended, seconds = self._launched[:done], now - self._since
         expected = sum(pass_seconds for pass_seconds, _ in ended)
@@ -256,6 +258,7 @@ class PassTimer:
         return seconds / expected if expected > 0 else 0.0
 
     def forget(self) -> None:
+        """Do not measure the passes on the device: their time will not be that of passes only."""
         self._launched.clear()
 
 

@@ -1,8 +1,8 @@
 """How many bytes rows need, how many there are, and whether a prompt fits. Imports no mlx.
 
-A row has capacity for the prompt and an output reserve, then for steps that a long reply seldom
-needs. A growing buffer is copied, and MLX's pool reuses the freed one only for nearly the same size
-(mlx 0.32, backend/metal/allocator.cpp)."""
+A row first has capacity for the prompt and an output reserve, which most replies do not exceed, and
+then grows in steps. A growing buffer is copied, and MLX's pool reuses the freed one only for nearly
+the same size (mlx 0.32, backend/metal/allocator.cpp)."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ GROWTH_SHARE = 8
 """A long row grows by this fraction (1/n) of its first capacity."""
 
 Offers = Mapping[Row, "Lease | None"]
+"""What rows of a queued prompt would use of the prefix cache in place. `None`: nothing."""
 NO_OFFERS: Offers = MappingProxyType({})
 
 
 def whole_steps(tokens: int) -> int:
+    """The tokens, rounded up to a multiple of `STEP_TOKENS`."""
     return -(-tokens // STEP_TOKENS) * STEP_TOKENS
 
 
 def kv_growth(first: int, longest: int) -> int:
-    """Growth of a row with first capacity `first`, which ends at `longest` tokens."""
+    """Tokens by which a row grows beyond its capacity `first`, if it has `longest` at most."""
     wanted = max(LEAST_GROWTH_TOKENS, first // GROWTH_SHARE)
     left = longest - whole_steps(first)  # the first capacity is allocated in whole steps
     return whole_steps(max(1, min(wanted, left)))
@@ -41,12 +43,12 @@ def kv_growth(first: int, longest: int) -> int:
 
 def kv_capacity(first: int, longest: int, needed: int, leased: int = 0) -> int:
     """Capacity in tokens for `needed` ones. `leased`: of the buffers with which the row began. With
-    300 as `first`, and steps of 1,024, it is 300, 512, 1,536, ...; with 768 `leased`, it is 768,
+    300 as `first`, and a growth of 1,024, it is 300, 512, 1,536, ...; with 768 `leased`, it is 768,
     1,792, ..."""
     if needed <= first and leased < first:
         return first
-    step, begun = kv_growth(first, longest), leased if leased >= first else whole_steps(first)
-    return begun + -(-max(0, needed - begun) // step) * step
+    growth, begun = kv_growth(first, longest), leased if leased >= first else whole_steps(first)
+    return begun + -(-max(0, needed - begun) // growth) * growth
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,7 @@ class MemoryProfile:
     """Cache bytes of one row: fixed state, plus bytes per token up to each window."""
 
     state_bytes: int
-    token_bytes: int
-    """Bytes per token of the layers that keep every token."""
+    token_bytes: int  # bytes per token of the layers that keep every token
     windows: tuple[tuple[int, int], ...] = ()
     """(window in tokens, bytes per token) of the layers that keep only a window of tokens."""
 
@@ -72,20 +73,20 @@ class MemoryProfile:
 
 @dataclass(frozen=True)
 class Limits:
-    max_rows: int
-    max_queue: int
-    stall_target: float
-    """Seconds that a token of decoding rows may take on average beside a prompt."""
-    max_chunk: int
-    output_reserve: int
+    """The limits of one engine."""
+
+    max_rows: int  # at once
+    max_queue: int  # requests
+    stall_target: float  # seconds that a token of decoding rows may take on average beside a prompt
+    max_chunk: int  # tokens
+    output_reserve: int  # tokens of a reply for which memory is reserved at admission
 
 
 class Ledger(ABC):
-    """Any thread may call it, except for `reclaim`."""
+    """The memory that an engine's rows need and have. Any thread may call it, except for `reclaim`:
+    engine thread."""
 
     limits: Limits
-
-    # -- the memory of the process
 
     @abstractmethod
     def row_bytes(self, tokens: int) -> int:
@@ -100,7 +101,7 @@ class Ledger(ABC):
         """Bytes for live rows if no other model were loaded."""
 
     def pass_bytes(self, tokens: int, rows: int) -> int:
-        """Bytes of a running pass of this many prompt tokens and rows."""
+        """Bytes of the largest pass of this many rows, or over a prompt of this many tokens."""
         return 0
 
     def image_bytes(self) -> int:
@@ -118,14 +119,11 @@ class Ledger(ABC):
 
     @abstractmethod
     def reclaim(self, need: int) -> None:
-        """Unload idle models and shrink the prefix cache, so that live rows may use this many
-        bytes (engine thread)."""
-
-    # -- rows
+        """Unload idle models and evict prefixes, so that live rows may use `need` bytes."""
 
     def reservation(self, rows: Iterable[Row], offers: Offers = NO_OFFERS) -> int:
         """Bytes to reserve for rows: their caches, an output reserve, and their passes. What they
-        use of the prefix cache is counted there, once for all rows. `offers`: what rows of a queued
+        use of the prefix cache counts there, once for all rows. `offers`: what rows of a queued
         prompt will use."""
         rows = list(rows)
         if not rows:
@@ -145,6 +143,7 @@ class Ledger(ABC):
         return max(self._unmerged_capacity(row, row.lease) for row in job.rows)
 
     def growth_for(self, job: PrefillJob) -> int:
+        """Tokens by which these caches grow when they are full."""
         return kv_growth(*self._sizes(job.request))
 
     def spare(self, row: Row) -> int:
@@ -167,6 +166,7 @@ class Ledger(ABC):
         return self.outgrown(row) or row.merged_length > self._sizes(row.request)[0]
 
     def _charged_bytes(self, row: Row, lease: Lease | None) -> int:
+        """Bytes that are reserved for a row, without what the prefix cache counts."""
         stored = 0 if lease is None else lease.stored_bytes
         return max(0, self._bytes(lease, self._tokens_reserved(row, lease)) - stored)
 
@@ -176,7 +176,7 @@ class Ledger(ABC):
         return whole if lease is None else whole + lease.extra_bytes(tokens)
 
     def _tokens_to_run(self, row: Row) -> int:
-        """Tokens of a row that are prefilled, or may have to be again: for its largest pass."""
+        """Tokens of a row's longest prefill, also of one after a preemption."""
         length = row.cached_length
         return length if self.outgrown(row) else min(length, len(row.request.prompt.tokens))
 
@@ -196,22 +196,23 @@ class Ledger(ABC):
 
 
 class PrefixOffers:
-    """What prompts get without a prefix cache. With one: see `PrefixCachePolicy`."""
+    """What prompts get without a prefix cache: nothing. `PrefixCachePolicy` overrides this."""
 
     def offers(self, job: PrefillJob) -> Sequence[Lease | None]:
+        """What each row of a queued prompt will use of the prefix cache in place."""
         return ()
 
     def fork_bytes(self, tokens: int, rows: int) -> int:
+        """Bytes that so many rows of a prompt save because they share its tokens."""
         return 0
 
 
 @dataclass(frozen=True)
 class MemoryCheck:
-    """A count of the bytes of all live rows."""
+    """A count of the bytes of all live rows. It lasts until a row exceeds its reservation."""
 
     need: int = 0
-    limit: int | None = None
-    """Bytes that were available to them, if they fit: until one exceeds its reservation."""
+    limit: int | None = None  # bytes that were available to them; `None`: they do not fit
 
     @property
     def fits(self) -> bool:
@@ -220,16 +221,14 @@ class MemoryCheck:
 
 @dataclass(frozen=True)
 class Room:
-    """For a prompt beside other rows."""
+    """Whether and how a prompt fits beside other rows."""
 
     need: int
-    """Bytes of all rows and of images, less what rows give back; if it does not fit, with the bytes
-    that it would pin. 0: all places for rows are taken."""
+    """Bytes of all rows and of images, less what rows give back. If the prompt does not fit, also
+    the bytes that it would pin. 0: all places for rows are taken."""
     fits: bool = True
-    in_place: bool = False
-    """Whether it leases stored buffers when it is admitted."""
-    trims: bool = False
-    """Whether other rows give back their spare capacity for it."""
+    in_place: bool = False  # whether the prompt leases stored buffers when it is admitted
+    trims: bool = False  # whether other rows give back their spare capacity for it
 
 
 class StepMemory:
@@ -237,17 +236,16 @@ class StepMemory:
 
         reservation(rows, prompt) - spare + images <= available - newly pinned + unloadable
 
-    Spare: what rows give back, if it does not fit otherwise. Newly pinned: what it uses of the
-    prefix cache in place and no row used before, less what only rows used that end now. All else in
-    the prefix cache can be evicted for it, and idle models can be unloaded."""
+    Spare: what rows give back if the prompt does not fit otherwise. Newly pinned: what the prompt
+    uses of the prefix cache in place and no row used before, less what only rows used that end now.
+    All else in the prefix cache can be evicted for it, and idle models can be unloaded."""
 
     def __init__(self, ledger: Ledger, prefixes: PrefixOffers, rows: Iterable[Row]) -> None:
         """`rows`: those that decode, and others that end in this step."""
         self.ledger = ledger
         self.prefixes = prefixes
         self.rows = list(rows)
-        self.trims: dict[Row, int] = {}
-        """Rows that give back spare capacity, and the tokens that they keep room for."""
+        self.trims: dict[Row, int] = {}  # rows that give back capacity, and tokens that they keep
         self.offers: dict[PrefillJob, Sequence[Lease | None]] = {}
         """What the rows of queued prompts would use of the prefix cache in place."""
 
@@ -281,8 +279,8 @@ class StepMemory:
         self.trims |= {row: self.ledger.kv_needed(row) for row in rows if self.ledger.spare(row)}
 
     def room(self, job: PrefillJob, rows: Sequence[Row]) -> Room:
-        """The room for a prompt beside `rows`. It uses stored buffers in place; if it does not fit
-        so and there is no row, it copies."""
+        """The room for a prompt beside `rows`. The prompt uses stored buffers in place; if it does
+        not fit so, and there are no other rows, it copies them."""
         if len(rows) + len(job.rows) > self.ledger.limits.max_rows:
             return Room(0, fits=False)
         room = self._room(job, rows, in_place=True)
@@ -293,9 +291,9 @@ class StepMemory:
         return copied if copied.fits else room
 
     def _room(self, job: PrefillJob, rows: Sequence[Row], *, in_place: bool) -> Room:
-        """`in_place`: what it uses in place stays, and is no part of its need. Else it copies. If
-        it does not fit, its need includes what it would use: memory is reclaimed for it, but not
-        from that."""
+        """`in_place`: the prompt uses stored buffers, which are no part of its need. Else it copies
+        them. If the prompt does not fit, they are a part of its need, too: memory is reclaimed for
+        the prompt, but not from them."""
         if in_place and job not in self.offers:
             self.offers[job] = self.prefixes.offers(job)
         leases = self.offers[job] if in_place else ()
@@ -315,4 +313,5 @@ class StepMemory:
 
 
 def buffers_of(leases: Iterable[Lease | None]) -> set[RowBuffers]:
+    """All buffers that the leases use, each once."""
     return {buffers for lease in leases if lease is not None for buffers in lease.buffers}

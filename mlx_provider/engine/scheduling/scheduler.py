@@ -66,7 +66,7 @@ class Scheduler:
             step.fit_rows()
         if not record.to_preempt:  # else these rows are considered first, in the next step
             first = step.displace()
-            record.to_admit = step.choose_prompt(first)
+            record.to_admit = step.choose_admission(first)
         record.to_look_up = [*step.memory.offers]  # those that were tried
         started = [job for job in step.jobs if job.admitted or job is record.to_admit]
         record.to_begin = [job for job in started if job.cache is None and not job.restoring]
@@ -82,7 +82,7 @@ class Scheduler:
     def _add_prompt(self, plan: StepPlan, job: PrefillJob, mixes: bool, stalled: float) -> StepPlan:
         """Add a prompt's chunk or earlier work."""
         chunking, rows, rows_seconds = self.chunking, plan.rows, plan.pass_seconds
-        # within the time that rows may wait: brief prompts that come together then decode together
+        # it may run before the rows, so that brief prompts which come together decode together
         may_precede = chunking.is_brief(job)
         if rows and self._itl_debt and (job.spans_to_embed or not may_precede):
             return plan  # rows decode alone until they have waited no longer than is fair
@@ -90,9 +90,8 @@ class Scheduler:
             share = chunking.fair(rows_seconds) - rows_seconds
             limit = share if job.spans_to_embed else chunking.limits.stall_target
             return replace(plan, prepared=job, preparing_seconds=limit if rows else IDLE_SECONDS)
-        own_pass = job.own_pass
-        mixed = bool(rows) and mixes and job.text_follows and not (may_precede or own_pass)
-        if own_pass:
+        mixed = bool(rows) and mixes and job.text_follows and not (may_precede or job.own_pass)
+        if job.own_pass:
             size = chunking.own_size(job)
         else:
             size = chunking.size(job, rows, rows_seconds, mixed=mixed)
@@ -101,7 +100,7 @@ class Scheduler:
             return StepPlan(rows, chunk, mixed=True, pass_seconds=chunking.seconds(rows, chunk))
         plan = replace(plan, chunk=chunk, chunk_seconds=chunking.duration(job, size))
         in_time = stalled + plan.chunk_seconds <= chunking.longest_gap
-        precedes = rows and may_precede and in_time and not own_pass
+        precedes = rows and may_precede and in_time and not job.own_pass
         return replace(plan, rows=(), pass_seconds=0.0) if precedes else plan
 
     def in_order(self, now: float, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:

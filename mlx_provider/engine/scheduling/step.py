@@ -45,14 +45,10 @@ class StepPlan:
     rows: tuple[Row, ...] = ()
     """All rows of the batch, which decode, or none: all wait for a brief prompt."""
     chunk: Chunk | None = None
-    mixed: bool = False
-    """Whether the chunk is in the pass of the rows, not in its own pass."""
-    pass_seconds: float = 0.0
-    """Expected seconds of the rows' pass, including a mixed chunk."""
-    passes: int = 1
-    """Passes in which the rows decode: several if they do not share one."""
-    chunk_seconds: float = 0.0
-    """Expected seconds of the chunk's own pass."""
+    mixed: bool = False  # whether the chunk is in the pass of the rows, not in its own pass
+    pass_seconds: float = 0.0  # expected seconds of the rows' pass, including a mixed chunk
+    passes: int = 1  # passes in which the rows decode: several if they do not share one
+    chunk_seconds: float = 0.0  # expected seconds of the chunk's own pass
     prepared: PrefillJob | None = None
     """The prompt that is scored, or whose media run through the vision tower, behind the rows'
     pass, before its next chunk."""
@@ -65,26 +61,22 @@ class StepRecord:
     """A step, or its part until prompts begin: what `Engine.run` does first, in this order (with
     `Scheduler.apply` for the queue), then the plan. Steps pause while a record is `empty`."""
 
-    now: float
-    """When the step began, in monotonic seconds."""
-    to_expire: Sequence[Request] = ()
-    """Requests whose time limit has passed."""
-    to_end: list[Row] = field(default_factory=list)
-    """Rows that end because memory is full."""
+    now: float  # when the step began, in monotonic seconds
+    to_expire: Sequence[Request] = ()  # requests whose time limit has passed
+    to_end: list[Row] = field(default_factory=list)  # rows that end because memory is full
     to_trim: dict[Row, int] = field(default_factory=dict)
     """Rows that give back spare capacity, and the tokens that they keep room for. They may also be
     ended or preempted, which is decided later."""
     admit_in_place: bool = False
     """Whether the prompt to admit leases the stored buffers that it will use in place, before rows
     are stored and memory is reclaimed. Prefixes that it will copy are not protected."""
-    to_preempt: list[Row] = field(default_factory=list)
-    """Rows that free their memory and wait."""
+    to_preempt: list[Row] = field(default_factory=list)  # rows that free their memory and wait
     to_reclaim: int = 0
-    """Bytes of rows for which prefixes and idle models make room, also for the first prompt that
-    waits. The need of a prompt to admit replaces that."""
+    """Bytes of all rows, for which idle models and prefixes make room: with those of the prompt to
+    admit, else of the first one that was refused."""
     to_admit: PrefillJob | None = None
     to_look_up: Sequence[PrefillJob] = ()
-    """Prompts that asked what they can use in place."""
+    """Prompts that were tried. `schedule` may not keep their matches, so `run` looks them up."""
     to_begin: Sequence[PrefillJob] = ()
     """Prompts that get a cache, or start a restore from disk. The record then has no plan."""
     plan: StepPlan = field(default_factory=StepPlan)
@@ -102,14 +94,14 @@ class StepBuilder:
     """A step while it is decided: the rows and prompts that stay, and what happens to others."""
 
     def __init__(self, scheduler: Scheduler, record: StepRecord) -> None:
-        self.scheduler, self.record, self._refused = scheduler, record, 0
+        self.scheduler, self.record, self._reclaims = scheduler, record, False
         late = record.to_expire
         self.rows = [row for row in scheduler.running if row.request not in late]
         left = [job for job in scheduler.waiting if job.request not in late]
         self.jobs = scheduler.in_order(record.now, left)
         ending = [row for request in late for row in request.rows]
         self.memory = StepMemory(scheduler.ledger, scheduler.prefixes, [*self.rows, *ending])
-        record.to_trim = self.memory.trims
+        record.to_trim = self.memory.trims  # `memory.trim` fills it
 
     @property
     def live(self) -> list[Row]:
@@ -145,22 +137,22 @@ class StepBuilder:
         if job is None or not present:
             return None
         victims, others, kept = list[Row](), above_share(self.rows), self.live
-        while not (room := self._room(job, kept)).fits:
+        while not (room := self._try_room(job, kept)).fits:
             if (victim := next(others, None)) is None:
                 return None
             victims.append(victim)
             kept.remove(victim)
             left = [row for row in kept if row.request.tenant == victim.request.tenant]
-            lacks_bytes, ledger = room.need > 0, self.memory.ledger
-            if lacks_bytes and ledger.reservation(left) < ledger.reservation(job.rows):
+            ledger = self.memory.ledger
+            if room.need > 0 and ledger.reservation(left) < ledger.reservation(job.rows):
                 return None
         self.record.to_preempt += victims
         self.rows = [row for row in self.rows if row not in victims]
         return job if victims else None
 
-    def choose_prompt(self, first: PrefillJob | None) -> PrefillJob | None:
-        """The most urgent prompt that fits, unless a prompt in prefill goes first. `first`: the one
-        for which rows give way."""
+    def choose_admission(self, first: PrefillJob | None) -> PrefillJob | None:
+        """The most urgent prompt in the queue that fits. `None`: none does, or one in prefill is
+        more urgent. `first`: the one for which rows give way."""
         tried = 0
         for job in (*filter(None, (first,)), *self.jobs):
             if job.restoring:
@@ -185,18 +177,18 @@ class StepBuilder:
 
     def _admit(self, job: PrefillJob) -> bool:
         """Whether a prompt fits beside the live rows."""
-        room = self._room(job, self.live)
+        room = self._try_room(job, self.live)
         if room.fits:
             self.record.to_reclaim, self.record.admit_in_place = room.need, room.in_place
         if room.trims:
             self.memory.trim(self.live)
         return room.fits
 
-    def _room(self, job: PrefillJob, rows: Sequence[Row]) -> Room:
-        """If it does not fit, memory is reclaimed for it while it waits, unless for another one."""
+    def _try_room(self, job: PrefillJob, rows: Sequence[Row]) -> Room:
+        """The first prompt that lacks bytes has memory reclaimed for it while it waits."""
         room = self.memory.room(job, rows)
-        if not (room.fits or self._refused):
-            self._refused = room.need
+        if not (room.fits or self._reclaims):
+            self._reclaims = room.need > 0
             self.record.to_reclaim = max(self.record.to_reclaim, room.need)
         return room
 

@@ -1,5 +1,5 @@
-"""The tokens of a row and its drafts, as if these were accepted: what the sampler and the grammar
-see. Text that a grammar forces, or that is likely in a call."""
+"""The tokens of a row and its drafts as the sampler and the grammar see them, as if the drafts were
+accepted. Also drafts without a drafter: text that a grammar forces, or that a predictor expects."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,11 @@ from ..request import Row, RowConstraint
 
 Mask = NDArray[np.uint32]
 Place = tuple[Row, int]
-"""A row, and the number of its drafts before a position."""
+"""A position of a row in a pass: the row, and how many of its drafts are before the position."""
 
 
 class DraftedTokens(Sequence[int]):
-    """The tokens of a row, then the first `count` of its drafts. Drafts on the device are read only
-    when asked for."""
+    """A row's tokens, then its first `count` drafts, which are read from the device if needed."""
 
     def __init__(self, tokens: Sequence[int], drafts: Sequence[int], count: int) -> None:
         self._tokens, self._drafts, self._count = tokens, drafts, count
@@ -38,7 +37,7 @@ class DraftedTokens(Sequence[int]):
 
 
 def row_with_drafts(row: Row, drafts: Sequence[int], count: int) -> Row:
-    """For one draw. `row` does not change."""
+    """A copy of the row for one draw, with its first `count` drafts as tokens. 0: `row` itself."""
     if not count:
         return row
     twin = copy.copy(row)
@@ -48,8 +47,8 @@ def row_with_drafts(row: Row, drafts: Sequence[int], count: int) -> Row:
 
 
 def draft_masks(constraint: RowConstraint, drafts: Sequence[int]) -> list[Mask | None]:
-    """Masks before each draft and after the last one, up to the first draft that the grammar
-    rejects. Raises the errors of the constraint."""
+    """Masks before each draft and after the last one. They end at a draft that the grammar rejects
+    or ends with, and after the first mask if there is no fork. Raises the grammar's errors."""
     masks = [constraint.mask()]
     later = constraint.fork() if drafts else None
     for token in drafts:
@@ -67,7 +66,7 @@ def allows(mask: Mask | None, token: int) -> bool:
 
 
 def places(rows: Sequence[Row]) -> Iterator[Place]:
-    """One position for each row and one for each of its drafts."""
+    """The position of each entry of `rows`, where a row appears once, then once per draft."""
     seen: dict[Row, int] = {}
     for row in rows:
         at = seen[row] = seen.get(row, -1) + 1
@@ -75,22 +74,23 @@ def places(rows: Sequence[Row]) -> Iterator[Place]:
 
 
 def after_run(run: Sequence[int], guess: Sequence[int]) -> Sequence[int]:
-    """The forced run, and the rest of a guess that begins with it."""
+    """The guess if it begins with the known run, else the run."""
     return guess if list(guess[: len(run)]) == list(run) else run
 
 
 def known_run(row: Row) -> tuple[Sequence[int], int]:
-    """Tokens after the last committed one: those that the grammar forces, then those that the
-    predictor predicts; and the number of the former."""
+    """The tokens that are expected after the last committed one, and how many of them the grammar
+    forces. The others are from the predictor. Never raises."""
     left = max(0, min(MOST_DRAFTS + 1, row.request.max_tokens - len(row.tokens) - 1))
     found = () if row.constraint is None else attempt(row.constraint.forced_tokens)
-    # a grammar that fails reports it with its next mask
+    # a grammar that fails here fails again at its next mask, which reports the fault
     forced = () if isinstance(found, Fault) else found[:left]
     return after_run(forced, predict(row)[:left]), len(forced)
 
 
 def predict(row: Row, token: int | None = None) -> Sequence[int]:
-    """What its predictor expects before it gets the next `token`. One that fails is dropped."""
+    """The tokens that the row's predictor expects. After that, it gets the next `token`, if any. A
+    predictor that fails is dropped."""
     predictor = row.predictor
     if predictor is None:
         return ()
@@ -110,8 +110,8 @@ def predict(row: Row, token: int | None = None) -> Sequence[int]:
 
 
 def let_through(row: Row, drafts: Sequence[int]) -> Sequence[int]:
-    """The drafts that the row's grammar allows, with `Row.masks`. If it fails, there are none, and
-    its request ends with the next token."""
+    """The leading drafts that the row's grammar allows. Sets `Row.masks`. If the grammar fails,
+    there are no drafts, and `Row.error` ends the request with the next token."""
     if row.constraint is None:
         return drafts
     found = attempt(partial(draft_masks, row.constraint, drafts))

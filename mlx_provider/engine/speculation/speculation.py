@@ -1,5 +1,4 @@
-"""Drafts of an engine's rows: requested from drafters, grammars and text predictors, and judged by
-the tokens that the model draws."""
+"""The drafts of an engine's rows: who is asked for them, and how many of them the model accepts."""
 
 import logging
 import time
@@ -27,40 +26,35 @@ from .policy import KNOWN_TEXT, AcceptanceRate, Ask, Asks, Kind, Policy, RowAcce
 
 log = logging.getLogger(__name__)
 
-KEPT = 64
-"""States per row kept for a drafter until it is asked again, and last states of a prompt."""
-UNASKED = 4096
-"""States of prompts kept for all rows until the drafter is asked about them; at least one row's."""
+KEPT = 64  # most hidden states of a row, or of the end of a prompt, that are kept for a drafter
+UNASKED = 4096  # most hidden states of prompts that several rows together keep for a drafter
 
 
 @dataclass(frozen=True)
 class Source:
-    drafting: Drafting
+    drafting: Drafting  # the drafter at work
     hidden_model: HiddenStatesModel | None = None
     """The model, if the drafter needs its hidden states. At most one drafter of an engine may."""
-    media: bool = True
+    media: bool = True  # whether it drafts for prompts with media, too
 
 
 @dataclass
 class Origin:
     """Who made the drafts of a row in the last pass."""
 
-    known: int = 0
-    """Number of leading drafts from its grammar or its text predictor."""
-    source: int | None = None
-    """The drafter of the others."""
-    refused: bool = False
-    """The grammar has refused the draft after the last one."""
+    known: int = 0  # number of leading drafts from its grammar or its text predictor
+    source: int | None = None  # the drafter of the others, as an index
+    refused: bool = False  # whether the grammar has refused the draft after the last one
 
 
 @dataclass
 class DraftedRow:
-    rates: Sequence[RowAcceptance]
+    rates: Sequence[RowAcceptance]  # by drafter
     seen: list[DraftRow | None]
-    """What each drafter sees of it."""
-    predicted: AcceptanceRate = field(default_factory=AcceptanceRate)
+    """What each drafter sees of the row. `None`: it was not asked, or has failed."""
+    predicted: AcceptanceRate = field(default_factory=AcceptanceRate)  # of its predicted text
     hidden: list[mx.array] = field(default_factory=list)
-    """Hidden states, (n, hidden), that the drafter has not received yet."""
+    """Hidden states, each (n, hidden), that the drafter has not received yet."""
     drawn_from: mx.array | None = None
     """States of its last pass with drafts, until the result is known or the drafter has them."""
     origin: Origin = field(default_factory=Origin)
@@ -72,7 +66,7 @@ class DraftedRow:
 
 
 class Speculation:
-    """Engine thread only. Without drafters, no row has drafts."""
+    """Makes the drafts of each step. Engine thread only. Without drafters, no row has drafts."""
 
     def __init__(
         self,
@@ -81,7 +75,7 @@ class Speculation:
         policy: Policy | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`sources`: the best first, but before all others the one that needs hidden states."""
+        """`sources`: the best first. One that needs hidden states is moved before all others."""
         self._vocab = vocab
         self.sources = sorted(sources, key=lambda source: source.hidden_model is None)
         self.hidden_model = next((source.hidden_model for source in self.sources), None)
@@ -89,15 +83,15 @@ class Speculation:
         self.clock = clock
         self.rows: dict[Row, DraftedRow] = {}
         self._asked: set[int] = set()
-        self._kind: Kind = frozenset()
-        """The drafters of the last pass with drafts."""
+        self._kind: Kind = frozenset()  # the drafters of the last pass with drafts
         self._last_drafting = 0.0, 0
-        """Seconds of the last drafting, and its rounds. 0 rounds: it included preparation."""
+        """Seconds for the last guesses, and tokens of the longest. 0 tokens: no typical time,
+        because there was no guess, or a drafter was not ready."""
         self._breakers = [CircuitBreaker() for _ in self.sources]
 
     def prefill(self, model: LoadedModel, job: PrefillJob, chunk: PrefillChunk) -> mx.array:
-        """Logits (vocab,) after a chunk. The job keeps the hidden states of the prompt's final text
-        for the drafter."""
+        """Run a chunk of a prompt. Returns logits (vocab,) after it. The job keeps hidden states of
+        the prompt's last text for the drafter."""
         if self.hidden_model is None:
             return model.prefill(chunk)
         media = max((span.end for span in chunk.prompt.spans), default=0)
@@ -109,6 +103,7 @@ class Speculation:
         return logits
 
     def begin(self, row: Row, job: PrefillJob) -> None:
+        """Keep the hidden states of a prompt for a row that begins to decode."""
         hidden = list(job.hidden)
         if not hidden or row.cached_length != len(job.tokens) + 1 or not can_draft(row):
             return
@@ -131,11 +126,12 @@ class Speculation:
                 own.add_hidden(forward.hidden[at : at + 1])
 
     def may_draft(self, plan: StepPlan) -> bool:
+        """Whether a step with this plan may have drafts."""
         beside = plan.chunk is None or self.policy.beside_prompts
         return bool(self.sources and plan.rows) and beside
 
     def plan_drafts(self, rows: Sequence[Row], seconds: Seconds) -> tuple[Mapping[Row, Asks], bool]:
-        """What to ask the drafters for, and whether tokens are read first for predicted text."""
+        """What to ask the drafters for, and whether any row has predicted text that pays."""
         asked = self._choose(rows, seconds)
         # the first token of a run is drawn already
         return asked, any(self._predicted_drafts(row, len(rows), seconds, drawn=1) for row in rows)
@@ -148,11 +144,12 @@ class Speculation:
             return {}
         known = [self.rows[row].rates for row in rows if row in self.rows]
         left_out = len(known) == len(rows) and self.policy.asks_none(known)
-        able = {row: own for row in rows if not left_out and any(own := self._rates_of(row))}
-        counts = self.policy.choose([*able.values()], len(rows) - len(able), seconds)
+        rates = {} if left_out else {row: self._rates_of(row) for row in rows}
+        able = {row: own for row, own in rates.items() if any(own)}
+        chosen = self.policy.choose([*able.values()], len(rows) - len(able), seconds)
         self.policy.end_step()
         found: dict[Row, Asks] = {}
-        for row, asks in zip(able, counts, strict=True):
+        for row, asks in zip(able, chosen, strict=True):
             left = row.request.max_tokens - len(row.tokens) - 1
             if asks and left > 0:
                 found[row] = tuple(Ask(ask.source, min(ask.drafts, left)) for ask in asks)
@@ -161,25 +158,27 @@ class Speculation:
     def make_drafts(
         self, rows: Sequence[Row], seconds: Seconds, asked: Mapping[Row, Asks]
     ) -> Drafts:
-        """Drafts as far as the rows' grammars allow them, once all tokens are read."""
-        left = [row for row in rows if row.finish is None]
-        known = {row: self._predicted_drafts(row, len(rows), seconds) for row in left}
+        """Ask the drafters, once all tokens are read. Returns the predicted text and the guesses
+        that the rows' grammars allow. `asked`: from `plan_drafts`."""
+        unfinished = [row for row in rows if row.finish is None]
+        known = {row: self._predicted_drafts(row, len(rows), seconds) for row in unfinished}
         guesses = self.propose(asked)
         guessed = {row: own for row, (own, _) in guesses.items()}
         guessed |= {row: after_run(run, guessed.get(row, ())) for row, run in known.items() if run}
         drafts: dict[Row, Sequence[int]] = {}
         for row, own in guessed.items():
-            through, source = let_through(row, own), guesses.get(row, (own, None))[1]
-            refused = len(through) < len(own)
-            if through:
-                drafts[row] = through
+            source = guesses[row][1] if row in guesses else None
+            allowed = let_through(row, own)
+            refused = len(allowed) < len(own)
+            if allowed:
+                drafts[row] = allowed
                 self._track(row).origin = Origin(len(known.get(row, ())), source, refused)
             elif refused and source is not None and row in self.rows:
                 self.policy.learn(source, self.rows[row].rates[source], 1, 0)
         return drafts
 
     def propose(self, wanted: Mapping[Row, Asks]) -> dict[Row, tuple[Sequence[int], int]]:
-        """Guesses, with their drafters. Rows without a guess are left out. Never raises."""
+        """The guess of each row that has one, with the index of its drafter. Never raises."""
         self._last_drafting, self._asked = (0.0, 0), set()
         if not wanted:
             return {}
@@ -202,7 +201,7 @@ class Speculation:
         return guesses
 
     def _ask(self, source: int, asked: Mapping[Row, Ask]) -> dict[Row, Sequence[int]]:
-        """Of rows for which the drafter is ready. A guess may be empty."""
+        """A drafter's guesses, without rows for which it is not ready. A guess may be empty."""
         self._asked.add(source)
 
         def ask_drafter() -> dict[Row, Sequence[int]]:
@@ -259,6 +258,7 @@ class Speculation:
         return self.rows[row]
 
     def _rates_of(self, row: Row) -> list[RowAcceptance | None]:
+        """`None`: the drafter cannot draft for the row now. Empty: none can."""
         if not can_draft(row):
             return []
         own = self._track(row)
@@ -273,6 +273,7 @@ class Speculation:
         ]
 
     def follow(self, row: Row, token: int) -> None:
+        """Compare a row's next token with its predicted text, and advance its predictor."""
         predicted = predict(row, token) if self.sources else ()
         if predicted and (own := self.rows.get(row)) is not None:
             self.policy.predicted.learn_both(own.predicted, int(predicted[0] == token))
@@ -280,8 +281,8 @@ class Speculation:
     def _predicted_drafts(
         self, row: Row, rows: int, seconds: Seconds, *, drawn: int = 0
     ) -> Sequence[int]:
-        """Predicted text of a row that pays in a pass of `rows`. `drawn`: number of its leading
-        tokens that are no drafts any more."""
+        """As much predicted text of a row as pays in a pass of `rows` rows. `drawn`: number of its
+        first tokens that are drawn already, so they are no drafts."""
         predictable = row.constraint is not None or row.predictor is not None
         able = predictable and row in self.rows and can_draft(row)
         if not (able and any(breaker.closed for breaker in self._breakers)):
@@ -295,7 +296,7 @@ class Speculation:
         return run[drawn : drawn + worth]
 
     def record_idle(self, drafts: Drafts, seconds: float) -> None:
-        """The device idled for this long before a pass with drafts."""
+        """The device idled for `seconds` before a pass with `drafts`."""
         known = any(self.rows[row].origin.known for row in drafts)
         guessing, rounds = self._last_drafting
         self._kind = KNOWN_TEXT.union(self._asked) if known else frozenset(self._asked)
@@ -305,11 +306,12 @@ class Speculation:
             self.policy.costs[KNOWN_TEXT].add_times(idle, 0.0, 0)
 
     def record_pass(self, drafts: int, times: float) -> None:
-        """A pass took `times` its expected duration."""
+        """A pass with so many drafts took `times` its expected duration. 0: unknown."""
         if drafts and times:
             self.policy.costs[self._kind].add_pass(drafts, times)
 
     def record_accepted(self, row: Row, drafts: int, accepted: int) -> None:
+        """The model has accepted the first `accepted` of a row's `drafts`."""
         row.request.drafted += drafts
         row.request.accepted += accepted
         own = self.rows.get(row)
@@ -334,4 +336,5 @@ def source_of(drafter: Drafter, drafting: Drafting, model: LoadedModel) -> Sourc
 
 
 def can_draft(row: Row) -> bool:
+    """Whether a row may have drafts: it has a first token and has not ended."""
     return row.request.drafts and row.finish is None and bool(row.tokens)

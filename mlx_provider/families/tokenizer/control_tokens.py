@@ -1,8 +1,9 @@
 """The texts that a tokenizer reads as control tokens, and their positions in a client's text.
 
-Every added token counts, special or not, except plain vocabulary that some tokenizers store there:
-white space, letters, HTML tags. A template joins the parts of a message, may put names between
-signs (`<` name `>`), and may remove a mode switch (`/think`), which joins the text around it."""
+Every added token is a control token, special or not, except plain vocabulary that some tokenizers
+add: white space, letters, HTML tags. A template can complete a part of one. It joins the parts of a
+message, may put a name between signs (`<` name `>`), and may remove a mode switch (`/think`), which
+joins the text around it."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ SLICE = 2**18
 
 def match_starts(pattern: re.Pattern[str], text: str, longest: int) -> Iterator[int]:
     """Ascending start positions of matches, for a pattern that reads at most `longest` characters.
-    Whether there is a match is exact. All positions are exact only for lookaheads: a match that
-    consumes text across the end of a slice may overlap the next one's."""
+    Whether there is a match is exact. All positions are exact only for lookaheads: other matches
+    may cross the end of a slice and overlap the first match of the next slice."""
     for begin in range(0, len(text), SLICE):
         end = begin + SLICE
         for match in pattern.finditer(text, begin, end + longest - 1):
@@ -33,23 +34,23 @@ def match_starts(pattern: re.Pattern[str], text: str, longest: int) -> Iterator[
 
 
 class Edges:
-    """Finds parts of control tokens that a template may complete: if a client writes `im_end|>`,
-    and the template `<|` directly before it, position 0 is an edge.
+    """Finds parts of control tokens that a template may complete: if a client writes `im_end|>`
+    and the template writes `<|` directly before it, position 0 is an edge.
 
-    `flags`: those of a search for whole control tokens. `template`: as in `ControlTokens`."""
+    `texts`: the control tokens. `flags`: of a search for them. `template`: its source, if known."""
 
     def __init__(self, texts: Sequence[str], template: str | None, flags: re.RegexFlag) -> None:
         fold = self._fold = _fold_case if flags & re.IGNORECASE else str
         self._texts = sorted(map(fold, texts))
         self._reversed = sorted(text[::-1] for text in self._texts)
-        self._first = re.compile(pattern_of({text[0] for text in self._texts}))
-        self._last = re.compile(pattern_of({text[-1] for text in self._texts}))
+        self._initial = re.compile(pattern_of({text[0] for text in self._texts}))
+        self._final = re.compile(pattern_of({text[-1] for text in self._texts}))
         self._longest_part = max(1, max(map(len, texts), default=0) - 1)
         written = _read_template(template)
         self._removed = re.compile(pattern_of(written.removed), flags)
         self._longest_removed = max(map(len, written.removed), default=1)
-        either = f"{self._removed.pattern}|({self._first.pattern})"
-        self._removed_or_first = re.compile(either, flags)
+        either = f"{self._removed.pattern}|({self._initial.pattern})"
+        self._removed_or_initial = re.compile(either, flags)
         # whether the template may write a part directly before, or after, a text of the client
         opens: Callable[[str], bool] = _is_sign
         closes: Callable[[str], bool] = _is_sign
@@ -63,16 +64,16 @@ class Edges:
     def find(self, text: str) -> Iterator[int]:
         """One position in each such part. The template may trim white space around `text`."""
         if next(match_starts(self._removed, text, self._longest_removed), None) is not None:
-            # what stands around a removed text may join: any first letter may begin a token
-            found = self._removed_or_first.finditer(text)
+            # text around a removed one may join, so that any first letter may begin a token
+            found = self._removed_or_initial.finditer(text)
             yield from (match.start() for match in found if match[1])
         core = text.rstrip()
-        if _ends_within(self._fold(core[-self._longest_part :]), self._texts, self._first):
+        if _ends_within(self._fold(core[-self._longest_part :]), self._texts, self._initial):
             yield len(core) - 1  # the last character: every token that begins in `core` has it
         if self._may_open:
             start = len(core) - len(core.lstrip())
             window = self._fold(core[start : start + self._longest_part])
-            if window in self._middles or _ends_within(window[::-1], self._reversed, self._last):
+            if window in self._middles or _ends_within(window[::-1], self._reversed, self._final):
                 yield start  # the first: every token that ends in `core` has it
 
 
@@ -96,14 +97,14 @@ def _ends_within(window: str, texts: Sequence[str], first: re.Pattern[str]) -> b
 
 
 def _is_sign(part: str) -> bool:
-    """Whether it has no letter or digit: what an unknown template may write around a name."""
+    """Whether `part` has no letter or digit: an unknown template may write it around a name."""
     return not any(map(str.isalnum, part))
 
 
 def _middles(
     texts: Iterable[str], opens: Callable[[str], bool], closes: Callable[[str], bool]
 ) -> Iterator[str]:
-    """Parts of tokens of which the template may write the text before and the text after."""
+    """Parts of tokens, where the template may write both the beginning and the end of the token."""
     for text in texts:
         starts = [n for n in range(1, len(text)) if opens(text[:n])]
         ends = [n for n in range(2, len(text)) if closes(text[n:])] if starts else []
@@ -113,9 +114,9 @@ def _middles(
 @dataclass(frozen=True)
 class _TemplateTexts:
     texts: list[str] | None = None
-    """What it writes: each text as it is, and without white space around it. `None`: unknown."""
+    """What a template writes: each text, also without white space around it. `None`: unknown."""
     names: frozenset[str] = frozenset()
-    """Names that it looks up or compares. If it writes one of these, it is intended."""
+    """Names that it looks up or compares. A client's text that is one of these is no edge."""
     removed: frozenset[str] = frozenset()
     """Texts that it replaces, or at which it splits a text to join it again."""
 
@@ -129,8 +130,8 @@ def _read_template(template: str | None) -> _TemplateTexts:
         return _TemplateTexts()
     data = [text for kind, text in tokens if kind == "data"]
     strings = [text[1:-1] for kind, text in tokens if kind == "string"]
-    after = pairwise(tokens)
-    fields = [text for (_, before), (kind, text) in after if before == "." and kind == "name"]
+    pairs = pairwise(tokens)
+    fields = [text for (_, before), (kind, text) in pairs if before == "." and kind == "name"]
     texts = [form for text in (*data, *strings) for form in (text, text.strip())]
     return _TemplateTexts(texts, frozenset([*strings, *fields]), frozenset(_removed_texts(tokens)))
 
@@ -160,8 +161,9 @@ def is_vocabulary(token: Any, template: str) -> bool:
     """Whether an added token (`tokenizers.AddedToken`) is text: a word, white space, one
     character, or an HTML tag that the template neither opens nor closes."""
     shown = token.content.replace(SPACE_SIGN, " ").strip()
-    pair = (shown.replace("</", "<"), shown.replace("</", "<").replace("<", "</"))
-    tag = HTML_TAG.fullmatch(shown) is not None and not any(text in template for text in pair)
+    opening = shown.replace("</", "<")
+    in_template = opening in template or opening.replace("<", "</") in template
+    tag = HTML_TAG.fullmatch(shown) is not None and not in_template
     return not token.special and (tag or len(shown) < 2 or shown.isalnum())
 
 
@@ -179,18 +181,21 @@ class ControlTokens:
         self.content = {i: t.content for i, t in added.items() if not is_vocabulary(t, source)}
         """Texts by token id."""
         self.normalized = frozenset(i for i in self.content if added[i].normalized)
+        """Ids of those that are found only after normalising."""
         for text in reserved:
             if (token_id := fast.token_to_id(text)) is not None:
                 self.content.setdefault(token_id, text)
         self.vocabulary = [token for i, token in added.items() if i not in self.content]
         """The other added tokens."""
         self.texts = sorted({*self.content.values(), *reserved} - {""})
+        """All texts that no client may produce."""
         flags = re.IGNORECASE if template is None or CHANGES_CASE.search(template) else re.NOFLAG
         self._find = re.compile(pattern_of(self.texts), flags)
         self._find_all = re.compile(f"(?={self._find.pattern})", flags)
         self._longest = max(map(len, self.texts), default=1)
         self._edges = Edges(self.texts, template, flags)
         self.reachable = _reachable(fast, self.content, self.normalized)
+        """Whether text without a literal control token may still encode to the id of one."""
         self._normalizer = fast.normalizer
 
     def touched(self, text: str) -> bool:
@@ -210,7 +215,7 @@ class ControlTokens:
         return places
 
     def _ligatures(self, text: str) -> Iterator[int]:
-        """Ascending positions of those that a template may turn into letters of a control token."""
+        """Ascending positions, if a template's upper case can make a control token of them."""
         found = match_starts(LIGATURE, text, 1)
         first = next(found, None) if self._find.flags & re.IGNORECASE else None
         if first is not None and self.touched(text.upper()):
@@ -222,7 +227,7 @@ class ControlTokens:
 
 
 def pattern_of(texts: Iterable[str]) -> str:
-    """Matches the longest of `texts`. Common prefixes are compared once."""
+    """A regular expression for the longest of `texts`. Common prefixes are compared once."""
     tree: dict[str, Any] = {}
     for text in texts:
         node = tree
@@ -233,6 +238,7 @@ def pattern_of(texts: Iterable[str]) -> str:
 
 
 def _expression(node: Mapping[str, Any]) -> str:
+    """`node`: letter -> node of the next letters. The letter "": a text ends here."""
     branches = [re.escape(c) + _expression(rest) for c, rest in node.items() if c]
     joined = "|".join(branches)
     if len(branches) > 1 or (branches and "" in node):
@@ -241,9 +247,8 @@ def _expression(node: Mapping[str, Any]) -> str:
 
 
 def _reachable(fast: Any, content: Mapping[int, str], normalized: frozenset[int]) -> bool:
-    """Whether text without a literal control token may still encode to the id of one: after a
-    normaliser, or as SentencePiece writes spaces, other text can equal a token that is found after
-    normalising, or that is in the model's own vocabulary."""
+    """After a normaliser, or as SentencePiece writes spaces, other text can equal a token that is
+    found after normalising, or that is in the model's own vocabulary."""
     if fast.normalizer is None and not any(SPACE_SIGN in text for text in content.values()):
         return False
     return bool(normalized) or any(fast.model.token_to_id(t) is not None for t in content.values())

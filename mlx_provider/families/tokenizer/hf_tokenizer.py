@@ -31,15 +31,16 @@ NO_CALLS = "the chat template takes no tool calls or results: they are written a
 
 
 def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Number of items before the first difference."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 class HFTokenizer:
     """Encode, decode and render. Safe from any thread. No text of a client becomes a control token:
-    `hide_and_render` replaces a character of each one in the client's texts by a private *mark*, so
-    that neither template nor tokenizer sees the token; `encode_hidden` encodes the original text as
-    ordinary letters. If the template loses a mark, the character becomes `\\uXXXX` instead.
+    `hide_and_render` replaces one character of each control token in the client's texts by a
+    private *mark*, so neither template nor tokenizer sees the token; `encode_hidden` encodes the
+    original text as letters. If the template loses a mark, the character becomes `\\uXXXX` instead.
 
     `backend`: a transformers tokenizer (of a processor: the nested one). `renderer`: an object with
     `apply_chat_template`, if the template is trusted Python code (mlx-lm's); a template that is
@@ -55,30 +56,31 @@ class HFTokenizer:
         self.context: int | None = None
 
     def within(self, context_length: int) -> HFTokenizer:
-        """The same tokenizer, which raises `ContextTooLong` as soon as no token of this context is
-        left for a reply, in texts of more than `PIECE` characters. The caller checks others."""
+        """A tokenizer that raises `ContextTooLong` as soon as the context has no token left for a
+        reply, in texts of more than `PIECE` characters. The caller checks shorter texts."""
         bounded = copy.copy(self)
         bounded.context = context_length
         return bounded
 
     def reserving(self, texts: Sequence[str]) -> HFTokenizer:
-        """The same tokenizer (and gate) with further reserved texts."""
+        """A tokenizer over the same backend (and gate) with further reserved texts."""
         other = HFTokenizer(self.backend, self._renderer, (*self._reserved, *texts))
         other._one_at_a_time, other.context = self._one_at_a_time, self.context
         return other
 
     @property
     def fast(self) -> Any:
+        """The `tokenizers.Tokenizer` behind it."""
         return self.backend.backend_tokenizer
 
     @property
     def chat_template(self) -> str | None:
-        """The one for tools, if there are several. `None`: it is not text."""
+        """Its source; if there are several, of the one for tools. `None`: none, or Python code."""
         return self._source([{}])
 
     @cached_property
     def form(self) -> TemplateForm:
-        """Raises `UnsupportedModel` for a template that exceeds its limits."""
+        """What the chat template demands. Raises `UnsupportedModel` if it exceeds its limits."""
         if self._renderer is None and self._source([]) is None:
             return TemplateForm()
         return template_form(partial(self.apply_template, variables={}, probe=True))
@@ -89,6 +91,7 @@ class HFTokenizer:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
+        """What the chat template cannot do, for the operator."""
         form = self.form
         if refusal := self._refusal():
             return (f"{REFUSES}: {refusal}",)
@@ -100,7 +103,7 @@ class HFTokenizer:
         return tuple(note for note, applies in found if applies)
 
     def _refusal(self) -> str:
-        """Why the template does not even render a user's message. Empty: it does, or is missing."""
+        """Why the template refuses even a lone user's message. Empty: it does not, or is none."""
         if self._renderer is None and self._source([]) is None:
             return ""
         try:
@@ -113,7 +116,8 @@ class HFTokenizer:
         return ""
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Raises `ContextTooLong`, see `within`."""
+        """Ids of `text`. `special`: with the special tokens that the tokenizer puts around a text.
+        Raises `ContextTooLong`, see `within`."""
         around = self._around if special else ([], [])
         if len(text) <= PIECE or around is None:
             return self._encode_piece(text, special=special)
@@ -145,8 +149,8 @@ class HFTokenizer:
         return LongText(self.fast, partial(self._encode_piece, special=False))
 
     def encode_plain(self, text: str, *, before: str = "", special: bool = False) -> list[int]:
-        """Tokens of a client's text after `before`, which may hold control tokens. Raises
-        `BadRequest` if the tokens that `special` adds are unknown."""
+        """Ids of `before`, which may hold control tokens, and of a client's text after it. Raises
+        `BadRequest` if the special tokens that `special` adds are unknown."""
         hidden = hide(self.control, Hidden((), (), {"text": text}), used=before)
         tokens = self.encode_hidden(before + hidden.variables["text"], hidden)
         if not special:
@@ -160,7 +164,7 @@ class HFTokenizer:
             return str(self.backend.decode(list(tokens), skip_special_tokens=skip_special))
 
     def encode_hidden(self, text: str, hidden: Hidden) -> list[int]:
-        """Tokens of a text rendered from `hidden`, with the original characters."""
+        """Ids of a text that was rendered from `hidden`, with the client's own characters."""
         if not hidden.marks and not self.control.reachable:
             return self.encode(text, special=False)
         return self.encode_with_offsets(text, hidden).ids
@@ -173,7 +177,7 @@ class HFTokenizer:
         return encode_spelled(self.fast, self.control, text, hidden.marks, found, spans)
 
     def _locate(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Tokens without added special tokens, and the characters of each: (first, end)."""
+        """Ids without special tokens around them, and the characters of each: (first, end)."""
         tokens: list[int] = []
         spans: list[tuple[int, int]] = []
         for begin, piece in self._long.pieces(text):
@@ -196,8 +200,8 @@ class HFTokenizer:
         generation_prompt: bool = True,
         probe: bool = False,
     ) -> str:
-        """Raises `BadRequest` with the template's own message. A None in a message reaches the
-        template."""
+        """The rendered text. Raises `BadRequest`, with the template's own message or without a
+        template. A None in a message reaches the template. `probe`: see `TemplateRenderer`."""
         if self._renderer is not None:
             return self._python_template(messages, tools, variables, generation_prompt)
         source = self._source(tools)
@@ -212,7 +216,7 @@ class HFTokenizer:
         )
 
     def _source(self, tools: Messages) -> str | None:
-        """Some models have a separate template for requests with tools."""
+        """The template's source. Some models have a separate one for requests with tools."""
         found = getattr(self.backend, "chat_template", None)
         if isinstance(found, Mapping):
             found = (found.get("tool_use") if tools else None) or found.get("default")
@@ -244,7 +248,7 @@ class HFTokenizer:
         escaped: Container[str] | None = (),
     ) -> tuple[Hidden, str]:
         """A client's input with its control tokens hidden, and the text rendered from it.
-        `escaped`: characters without a mark from the start, see `hide`."""
+        `escaped`: characters that get no mark in the first rendering, see `hide`."""
         given = Hidden(messages, tools, variables)
         hidden = self._hide(given, escaped)
         text = self._render_text(hidden)
@@ -254,7 +258,7 @@ class HFTokenizer:
         return hidden, text
 
     def render(self, messages: Messages, tools: Messages, variables: Variables) -> Prompt:
-        """Snapshot points are where a later prompt may differ from this one."""
+        """A prompt whose snapshot points are where a later prompt may begin to differ from it."""
         hidden, text = self.hide_and_render(messages, tools, variables)
         encoded = self.encode_with_offsets(text, hidden)
         prefixes = [*self._prefixes(hidden), self.system_part(hidden, text)]
@@ -264,8 +268,8 @@ class HFTokenizer:
         return Prompt(encoded.ids, hidden.reveal(text), snapshot_points=tuple(points))
 
     def system_part(self, hidden: Hidden, text: str) -> str:
-        """The beginning of a prompt's text that another user's prompt shares; "" without a system
-        message. Found by rendering another user's message, as templates differ in where it ends."""
+        """The beginning of a prompt's text that another user's prompt shares. Empty: no system
+        message. Found by rendering another user's message: templates end this part differently."""
         messages = hidden.messages
         if len(messages) < 2 or messages[0]["role"] != "system":
             return ""
@@ -292,7 +296,8 @@ class HFTokenizer:
 
 
 def load_tokenizer(folder: Path, options: LoadOptions, nested: Any = None) -> HFTokenizer:
-    """`nested`: of a processor, already loaded. Raises `UnsupportedModel` without a fast form."""
+    """The tokenizer of a folder, with its chat template. `nested`: one that a processor has loaded.
+    Raises `UnsupportedModel` without a fast form."""
     from transformers import AutoTokenizer
 
     trust = options.trust_remote_code

@@ -12,6 +12,7 @@ from typing import Any
 from ...errors import ContextTooLong
 
 PIECE = 2**15
+"""Characters of a text that is encoded at once. Longer ones are cut."""
 NEAR = 256
 """Characters on either side of a cut that are examined."""
 TRIES = 16
@@ -19,26 +20,26 @@ TRIES = 16
 UNDIVIDED = 2**20
 """Characters of the longest piece. Its encoding takes some hundred MB."""
 
-# Word ends in most texts: between a letter and a non-letter, a space and a non-space.
+# Word ends in most texts: between a letter and a non-letter, and beside white space.
 _PLACES = re.compile(
     r"(?<=[^\W\d_])(?=[\W\d_])|(?<=[\W\d_])(?=[^\W\d_])|(?<=\S)(?=\s)|(?<=\s)(?=\S)"
 )
 
 
 class LongText:
-    """Safe from any thread if `encode` is."""
+    """Cuts long texts for a tokenizer, `fast`. Safe from any thread if `encode` is."""
 
     def __init__(self, fast: Any, encode: Callable[[str], list[int]]) -> None:
         self._fast = fast
         self._encode = encode
 
     def pieces(self, text: str) -> Iterator[tuple[int, str]]:
-        """The text in pieces, with the start of each. Raises `ContextTooLong` without a cut.
+        """(start, piece) of each. Raises `ContextTooLong` if `UNDIVIDED` characters have no cut.
 
-        A cut is made where the `NEAR` characters on either side have the same tokens together and
-        apart, and the same words of the pre-tokeniser, or are one word with two characters at the
-        cut that no vocabulary entry contains. So no token changes, if the pre-tokeniser and added
-        tokens look no further than that."""
+        A cut is made where the `NEAR` characters on either side give the same tokens together and
+        apart. The pre-tokeniser must find the same words, too, or only one word together, whose two
+        characters at the cut follow each other in no vocabulary entry. So no token changes, if the
+        pre-tokeniser and added tokens look no further than `NEAR`."""
         start = 0
         while len(text) - start > PIECE:
             end = self._cut(text, start)
@@ -75,10 +76,10 @@ class LongText:
         return apart == self._encode(left + right)
 
     def _words(self, text: str) -> list[str]:
-        words = self._fast.pre_tokenizer
-        if words is None:
+        splitter = self._fast.pre_tokenizer
+        if splitter is None:
             return [self._normal(text)]
-        return [word for word, _ in words.pre_tokenize_str(self._normal(text))]
+        return [word for word, _ in splitter.pre_tokenize_str(self._normal(text))]
 
     def _normal(self, text: str) -> str:
         normaliser = self._fast.normalizer
@@ -86,14 +87,13 @@ class LongText:
 
     def _never_joined(self, left: str, right: str) -> bool:
         """Whether both sides are one word in which the model joins nothing at the cut."""
-        whole = self._normal(left + right)
-        if self._words(left + right) != [whole] or whole != self._normal(left) + self._normal(
-            right
-        ):
+        whole, before, after = map(self._normal, (left + right, left, right))
+        if self._words(left + right) != [whole] or whole != before + after:
             return False
-        return self._normal(left)[-1:] + self._normal(right)[:1] not in self._pairs
+        return before[-1:] + after[:1] not in self._pairs
 
     @cached_property
     def _pairs(self) -> frozenset[str]:
+        """Every two characters that follow each other in an entry of the vocabulary."""
         entries = self._fast.get_vocab(with_added_tokens=False)
         return frozenset(a + b for entry in entries for a, b in pairwise(entry))

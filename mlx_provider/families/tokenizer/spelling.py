@@ -1,15 +1,14 @@
 """Hides control tokens in a client's strings from the chat template and the tokenizer, and spells
 them in letters in the rendered text.
 
-One character of each is replaced by a private one that occurs nowhere in the input, has the same
-length and no case, is not white space and passes JSON. So the tokenizer finds only the template's
-own control tokens. Text with hidden characters between two of them is encoded again, by a tokenizer
-with the same model but no control tokens. A private added token precedes each such piece, because
-some tokenizers write a space at the beginning of a text.
+`hide` replaces one character of each by a *mark*: a private character that occurs nowhere in the
+input, has no case, is not white space and passes JSON. So the tokenizer finds only the template's
+own control tokens. `encode_spelled` cuts the text at these. It encodes each piece with marks again,
+with the original characters, by a tokenizer with the same model but no control tokens. An *anchor*,
+a private added token, precedes each such piece: some tokenizers begin a text with a space.
 
-`sanitize_control_tokens` of transformers 5.23 does not suffice: it lacks keys of mappings, tokens
-that a template joins or a normalizer makes, vocabularies with control tokens, and offsets, and it
-renders in this process."""
+`sanitize_control_tokens` of transformers 5.23 renders in this process, and lacks keys of mappings,
+tokens that a template joins or a normalizer makes, vocabularies with control tokens, offsets."""
 
 import json
 import re
@@ -26,42 +25,46 @@ MARKS = (
     *(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFD)),
     range(0xA000, 0xA48D),
 )
-"""Private characters, and Yi syllables for normalizers that drop those."""
-
+"""Code points of marks: private ones, and Yi syllables for normalizers that drop private ones."""
 UNKNOWN = "\U0010fffd"
-"""In no vocabulary: a model writes it as its unknown token."""
+"""In no vocabulary: a tokenizer encodes it as its unknown token."""
 JOINED = 4096
 """Replacements whose parts are in memory at once. A part takes about a hundred bytes."""
 
 Messages = Sequence[Mapping[str, Any]]
 Variables = Mapping[str, Any]
+Spans = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class Hidden:
+    """A client's input, whose strings may hold marks."""
+
     messages: Messages
     tools: Messages
     variables: Variables
     marks: Mapping[str, str] = field(default_factory=dict)
-    """Private character -> the client's character."""
+    """Mark -> the client's character."""
 
     def reveal(self, text: str) -> str:
+        """A rendered text with the client's characters in place of the marks."""
         return with_signs(text, self.marks)
 
     def restore_marks(self, text: str) -> str:
-        """A rendered text in which marks in ASCII JSON form are restored."""
+        """A rendered text in which marks that a template wrote as JSON escapes are marks again."""
         for mark in self.marks:
             text = text.replace(json.dumps(mark)[1:-1], mark)
         return text
 
     def lost_characters(self, text: str) -> frozenset[str]:
+        """The client's characters whose mark is missing in a rendered text."""
         return frozenset(char for mark, char in self.marks.items() if mark not in text)
 
 
 def hide(
     control: ControlTokens, given: Hidden, *, escaped: Container[str] | None = (), used: str = ""
 ) -> Hidden:
-    """Input in which no string of the client holds a control token.
+    """`given` with marks, so that no string in it holds a control token.
 
     `escaped`: characters to write as a visible `\\uXXXX` instead of a mark; `None`: all.
     `used`: text whose characters cannot be marks, besides those of the input."""
@@ -70,12 +73,12 @@ def hide(
     if not touched:
         return given
     breaks = {text: control.breaks(text) for text in touched}
-    letters = {text[i] for text, places in breaks.items() for i in places}
-    plain = letters if escaped is None else {c for c in letters if c in escaped}
+    replaced = {text[i] for text, places in breaks.items() for i in places}
+    plain = replaced if escaped is None else {c for c in replaced if c in escaped}
     free = filter(control.keeps, free_marks("\0".join([used, *strings])))
-    marks = dict(zip(free, sorted(letters - plain), strict=False))
+    marks = dict(zip(free, sorted(replaced - plain), strict=False))
     # characters without a mark get their JSON escape
-    signs = {c: f"\\u{ord(c):04x}" for c in letters} | {c: mark for mark, c in marks.items()}
+    signs = {c: _escape(c) for c in replaced} | {c: mark for mark, c in marks.items()}
 
     def change(text: str) -> str:
         places = breaks.get(text)
@@ -84,8 +87,13 @@ def hide(
     return _change_strings(given, change, marks)
 
 
+def _escape(char: str) -> str:
+    units = char.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+
 def with_signs(text: str, signs: Mapping[str, str]) -> str:
-    """No sign may be one of the replaced characters."""
+    """`text` with each key of `signs` replaced by its value, in which no key may occur."""
     for char, sign in signs.items():
         text = text.replace(char, sign)
     return text
@@ -103,7 +111,7 @@ def _change_strings(
 
 
 def free_marks(text: str) -> Iterator[str]:
-    """Characters that do not occur in `text`, neither literally nor as JSON escapes."""
+    """Marks that do not occur in `text`, neither literally nor as JSON escapes."""
     present = {*text}
     escaped = {match[0].lower() for match in re.finditer(r"(?i)\\u[0-9a-f]{4}", text)}
     for mark in map(chr, chain(*MARKS)):
@@ -152,11 +160,12 @@ def _strings(given: Hidden) -> list[str]:
 class Encoded:
     ids: list[int]
     starts: list[int]
+    """Index of the character at which each token begins."""
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Tokens `first .. last` and characters `start .. stop` between two control tokens."""
+    """Tokens `first .. last`, characters `start .. stop` between the template's control tokens."""
 
     first: int
     last: int
@@ -172,44 +181,43 @@ def encode_spelled(
     text: str,
     marks: Mapping[str, str],
     found: Sequence[int],
-    spans: Sequence[tuple[int, int]],
+    spans: Spans,
 ) -> Encoded:
-    """`found`, `spans`: ids and characters of the tokens of the complete tokenizer."""
-    own = [i for i, token in enumerate(found) if token in control.content]
-    real = [i for i in own if _is_written(text[slice(*spans[i])], control.content[found[i]])]
-    pieces = [*_pieces(found, spans, real, len(text))]
-    where = [piece.start for piece in pieces]
+    """The tokens of a rendered text with the client's characters in place of `marks`. `found`,
+    `spans`: ids and (first, end) characters of its tokens by the complete tokenizer, `fast`."""
+    controls = [i for i, token in enumerate(found) if token in control.content]
+    parts = {i: text[slice(*spans[i])] for i in controls}
+    written = [i for i, part in parts.items() if _is_literal(part, control.content[found[i]])]
+    pieces = [*_pieces(found, spans, written, len(text))]
     # an id that the template did not write comes from letters that a normalizer changed
-    odd = [spans[i][0] for i in set(own) - set(real)]
-    at = [*odd, *(match.start() for match in re.finditer(pattern_of(marks), text))]
-    wanted = [pieces[n] for n in sorted({bisect_right(where, i) - 1 for i in at})]
-    if not wanted:
+    odd = [spans[i][0] for i in set(controls) - set(written)]
+    places = [*odd, *(match.start() for match in re.finditer(pattern_of(marks), text))]
+    starts = [piece.start for piece in pieces]
+    to_spell = [pieces[n] for n in sorted({bisect_right(starts, at) - 1 for at in places})]
+    if not to_spell:
         return Encoded(list(found), [start for start, _ in spans])
-    shown = with_signs(text, marks)
-    letters = Letters(fast, control, shown)
-    return _join(found, spans, wanted, letters.encode(shown, wanted))
+    original = with_signs(text, marks)
+    spellings = Letters(fast, control, original).encode(original, to_spell)
+    return _join(found, spans, to_spell, spellings)
 
 
-def _is_written(part: str, content: str) -> bool:
-    """Whether a part of the text is literally a token, with the white space that it absorbs."""
+def _is_literal(part: str, content: str) -> bool:
+    """Whether a part of the text is literally `content`, with the white space that it absorbs."""
     return not part.replace(content, "", 1).replace(SPACE_SIGN, " ").strip()
 
 
 def _pieces(
-    found: Sequence[int], spans: Sequence[tuple[int, int]], real: Sequence[int], length: int
+    found: Sequence[int], spans: Spans, controls: Sequence[int], length: int
 ) -> Iterator[_Piece]:
     first, start, after = 0, 0, None
-    for i in real:
+    for i in controls:
         yield _Piece(first, i, start, spans[i][0], after)
         first, start, after = i + 1, spans[i][1], found[i]
     yield _Piece(first, len(found), start, length, after)
 
 
 def _join(
-    found: Sequence[int],
-    spans: Sequence[tuple[int, int]],
-    pieces: Sequence[_Piece],
-    spellings: Sequence[Encoded],
+    found: Sequence[int], spans: Spans, pieces: Sequence[_Piece], spellings: Sequence[Encoded]
 ) -> Encoded:
     ids: list[int] = []
     starts: list[int] = []
@@ -222,6 +230,8 @@ def _join(
 
 
 class Letters:
+    """Encodes pieces of `text` with the model of `fast` but without its control tokens."""
+
     def __init__(self, fast: Any, control: ControlTokens, text: str) -> None:
         from tokenizers import AddedToken, Tokenizer
 
@@ -232,28 +242,29 @@ class Letters:
             self._plain.normalizer = fast.normalizer
         if fast.pre_tokenizer is not None:
             self._plain.pre_tokenizer = fast.pre_tokenizer
-        # text after a token that is found after normalising begins differently
+        # the late anchor is found after normalising: text after such a token begins differently
         free = [*islice(filter(control.keeps, free_marks(text)), 2)]
         if len(free) < 2:
             raise BadRequest("the text holds every private character of Unicode", param="messages")
-        self._anchor, self._normal = free
-        anchors = [AddedToken(self._anchor, normalized=False), AddedToken(self._normal)]
+        self._anchor, self._late_anchor = free
+        anchors = [AddedToken(self._anchor, normalized=False), AddedToken(self._late_anchor)]
         self._plain.add_tokens([*control.vocabulary, *anchors])
         kept = [token.content for token in control.vocabulary]
         self._ids = {self._plain.token_to_id(c): fast.token_to_id(c) for c in kept}
-        self._anchor_ids = [self._plain.token_to_id(c) for c in (self._anchor, self._normal)]
+        self._anchor_ids = [self._plain.token_to_id(c) for c in free]
         unknown = {token.id for token in fast.model.tokenize(UNKNOWN)}
         self._forbidden = control.content.keys() - unknown
 
     def encode(self, text: str, pieces: Sequence[_Piece]) -> list[Encoded]:
+        """The tokens of each piece of `text`. All are encoded in one call."""
         parts, shifts, length = [], [], 0
         for piece in pieces:
             parts.append(self._before(piece) + text[piece.start : piece.stop])
             length += len(parts[-1])
-            shifts.append(piece.stop - length)
+            shifts.append(piece.stop - length)  # from the joined parts to `text`
         encoding = self._plain.encode("".join(parts), add_special_tokens=False)
         made = [Encoded([], []) for _ in pieces]
-        at = 0 if pieces[0].after is None else -1
+        at = 0 if pieces[0].after is None else -1  # the piece: each begins with an anchor
         for token, (start, _) in zip(encoding.ids, encoding.offsets, strict=True):
             if token in self._anchor_ids:
                 at += token == self._anchor_ids[0]
@@ -264,19 +275,18 @@ class Letters:
         return made
 
     def _before(self, piece: _Piece) -> str:
-        """The prefix that puts a piece after a token. One found after normalising begins its own
-        text."""
+        """The anchors for a piece; after a token that is found after normalising, it needs both."""
         if piece.after is None:
             return ""
-        return self._anchor + self._normal * (piece.after in self._control.normalized)
+        return self._anchor + self._late_anchor * (piece.after in self._control.normalized)
 
     def _allow(self, token: int) -> list[int]:
-        """The token, or its letters if the vocabulary itself has a control token."""
+        """The token, or those of its letters if the vocabulary itself has a control token."""
         return self._spell(self._model.id_to_token(token)) if token in self._forbidden else [token]
 
-    def _spell(self, piece: str) -> list[int]:
-        ids = [token.id for token in self._model.tokenize(piece)]
+    def _spell(self, content: str) -> list[int]:
+        ids = [token.id for token in self._model.tokenize(content)]
         if self._forbidden.isdisjoint(ids):
             return ids
-        # a single sign that is only a control token has no other spelling
-        return self._spell(piece[:1]) + self._spell(piece[1:]) if len(piece) > 1 else []
+        # a single character that is only a control token has no other spelling
+        return self._spell(content[:1]) + self._spell(content[1:]) if len(content) > 1 else []

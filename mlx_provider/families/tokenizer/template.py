@@ -20,8 +20,8 @@ Message = Mapping[str, Any]
 
 
 def fit_messages(messages: Sequence[Message], form: TemplateForm) -> list[dict[str, Any]]:
-    """`messages`: canonical (`chat.messages.normalise`: results follow their calls in order).
-    Changes no input."""
+    """New messages in the form that a template demands. `messages`: canonical
+    (`chat.messages.normalise`: results follow their calls in order)."""
     numbered = form.short_ids or form.named_ids
     ordered = list(_with_ids(messages, form)) if numbered else messages
     ordered = ordered if form.parallel_calls else _one_by_one(ordered)
@@ -37,10 +37,12 @@ def fit_messages(messages: Sequence[Message], form: TemplateForm) -> list[dict[s
 
 
 def fit_tools(tools: Sequence[Message], form: TemplateForm) -> list[dict[str, Any]]:
+    """New tools with the fields and types that a template demands."""
     return [_tool(tool, form) for tool in tools]
 
 
 def call_ids(messages: Sequence[Message]) -> frozenset[str]:
+    """The ids of all calls, as they are and in their short form."""
     turns = (message for message in messages if message.get("role") == "assistant")
     calls = (call for turn in turns for call in turn.get("tool_calls") or ())
     ids = [str(call["id"]) for call in calls if call.get("id") is not None]
@@ -48,6 +50,7 @@ def call_ids(messages: Sequence[Message]) -> frozenset[str]:
 
 
 def _turns(message: Message, form: TemplateForm) -> Iterator[dict[str, Any]]:
+    """One message, or two if the text beside calls must be a separate turn."""
     if message.get("role") == "tool" and form.short_ids and message.get("tool_call_id"):
         yield {**message, "tool_call_id": short_id(message["tool_call_id"])}
         return
@@ -93,8 +96,8 @@ def _call(call: Message, form: TemplateForm) -> dict[str, Any]:
 
 
 def _with_ids(messages: Sequence[Message], form: TemplateForm) -> Iterator[Message]:
-    """Calls with the ids that `form` demands, by name and position or at least by position, and
-    results with the ids of their calls."""
+    """Messages whose calls have ids, by name and position if `form` demands it, and whose results
+    have the ids of their calls."""
     count, waiting = 0, deque[str]()
     for message in messages:
         if calls := message.get("tool_calls"):
@@ -140,10 +143,8 @@ def _one_by_one(messages: Sequence[Message]) -> list[Message]:
         calls = message.get("tool_calls") or ()
         if len(calls) > 1:
             ordered[-1] = {**message, "tool_calls": calls[:1]}
-            waiting.extend(
-                {"role": message["role"], "content": None, "tool_calls": [call]}
-                for call in calls[1:]
-            )
+            empty = {"role": message["role"], "content": None}
+            waiting.extend({**empty, "tool_calls": [call]} for call in calls[1:])
         elif message.get("role") == "tool" and waiting:
             ordered.append(waiting.popleft())
     return [*ordered, *waiting]
@@ -163,7 +164,7 @@ def _tool(tool: Message, form: TemplateForm) -> dict[str, Any]:
 
 
 def _schema(schema: Any, form: TemplateForm, *, described: bool = False) -> Any:
-    """Add the fields that `form` requires, at any depth. `described`: it is a parameter's."""
+    """Add the fields that `form` requires, at any depth. `described`: of a parameter."""
     if isinstance(schema, (list, tuple)):
         return [_schema(part, form) for part in schema]
     if not isinstance(schema, Mapping):
@@ -202,6 +203,7 @@ CHARACTERS = 4_000_000
 TIMES = 4
 """Number of times that a template may write its input."""
 MEMORY = 2 << 30
+"""Bytes that the process may use."""
 REMEMBERED = 100_000
 """Most characters of a probe's text that is kept for the next load."""
 PROGRAM = Path(__file__).with_name("template_process.py")
@@ -218,7 +220,7 @@ def _processes() -> BoundedProcesses:
 
 
 def try_render(render: Callable[[], str]) -> str | None:
-    """`None`: the template refuses this input. After `TemplateLimit`, no other input is tried."""
+    """`None`: the template refuses this input. Raises `TemplateLimit`, which ends all attempts."""
     try:
         return render()
     except TemplateLimit:
@@ -228,7 +230,7 @@ def try_render(render: Callable[[], str]) -> str | None:
 
 
 class _Probes:
-    """Within `SECONDS` of processor time in total. The same question is asked once."""
+    """Renders one template's probes in `SECONDS` of processor time in total. Keeps the answers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -263,7 +265,7 @@ def _probes_of(source: str) -> _Probes:
 
 @dataclass(frozen=True)
 class TemplateRenderer:
-    """Safe from any thread. `special_tokens`: variables such as `bos_token`."""
+    """Renders in a limited process, from any thread. `special_tokens`: such as `bos_token`."""
 
     source: str
     special_tokens: Mapping[str, Any]
@@ -278,7 +280,7 @@ class TemplateRenderer:
         probe: bool = False,
     ) -> str:
         """Raises `BadRequest` with the template's message and its line, and `TemplateLimit`. Keys
-        with the value None reach the template. All probes of a template share `SECONDS`."""
+        with the value None reach the template. Probes share `SECONDS`; their answers are kept."""
         given = _json({"messages": messages, "tools": tools})
         asked = {
             "messages": messages,
@@ -306,9 +308,7 @@ class TemplateRenderer:
         key = hashlib.sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()
         setup = _json({"template": key, "source": self.source, "seconds": SECONDS})
         try:
-            answer: dict[str, Any] = json.loads(
-                _processes().ask(_json({**asked, "template": key}), {key: setup})
-            )
+            reply = _processes().ask(_json({**asked, "template": key}), {key: setup})
         except ProcessEnded as error:
             if not error.reason:
                 raise RequestFailed(f"the process that renders chat templates {error}") from None
@@ -316,6 +316,7 @@ class TemplateRenderer:
         except OSError as error:
             reason = f"the process that renders chat templates does not start: {error}"
             raise RequestFailed(reason) from None
+        answer: dict[str, Any] = json.loads(reply)
         if answer.get("limit"):
             raise _limit_error(f"{answer['error']}{_line(answer)}")
         return answer

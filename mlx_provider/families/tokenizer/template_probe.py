@@ -1,8 +1,5 @@
 """Finds by short conversations which messages, tools and calls a chat template takes, and in which
-form.
-
-minja probes the same demands (`chat-template.hpp`: `requires_non_null_content`,
-`requires_object_arguments`, `polyfill_tools`)."""
+form. minja probes the same demands (`chat-template.hpp`)."""
 
 from __future__ import annotations
 
@@ -21,30 +18,38 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], str]
 """(messages, tools) -> the prompt. Raises `BadRequest` if the template refuses them."""
+Probe = Callable[..., str | None]
+"""(messages, form, tools) -> the prompt. `None`: the template refuses them."""
 
+# Words of the probe's messages and tool. No template has them, so they show what it renders.
 NAME, ABOUT, KEY = "find_zyzzyva", "xWEEVILx", "leaf"
 ASKED, SAID, THOUGHT, ANSWERED, AGAIN = "xASKx", "xSAYx", "xTHINKx", "xANSWERx", "xAGAINx"
 ADDED = "xADDx"
 VALUES, RESULTS = ("xLEAFx", "xBARKx"), ("xRESULTx", "xOUTCOMEx")
 PARTS = ("xPARTx", "xPIECEx")
 IDS = ("call_24f5c1e07a9b4d31", "call_9be07c6612a84cf3")
+LEAF = {"type": "string", "description": "The leaf."}
 TOOL: Message = {
     "type": "function",
     "function": {
         "name": NAME,
         "description": ABOUT,
-        "parameters": {
-            "type": "object",
-            "properties": {KEY: {"type": "string", "description": "The leaf."}},
-            "required": [KEY],
-        },
+        "parameters": {"type": "object", "properties": {KEY: LEAF}, "required": [KEY]},
     },
 }
 
 
+def _user(text: Any) -> Message:
+    return {"role": "user", "content": text}
+
+
+_SYSTEM: Message = {"role": "system", "content": SAID}
+_NEXT: list[Message] = [{"role": "assistant", "content": ANSWERED}, _user(AGAIN)]
+
+
 def template_form(render: Render) -> TemplateForm:
-    """Raises the errors of `render`, including `TemplateLimit`, except for `BadRequest`, by which a
-    template refuses one form."""
+    """What the template behind `render` demands. Raises the errors of `render`, including
+    `TemplateLimit`, except for `BadRequest`, by which a template refuses one form."""
 
     def probe(
         messages: Sequence[Message], form: TemplateForm, tools: Sequence[Message] = ()
@@ -62,18 +67,10 @@ def template_form(render: Render) -> TemplateForm:
 
 
 def try_template(source: str) -> None:
-    """Render the probe once, on any thread, so that the load on the engine thread waits for no slow
-    template. Raises `UnsupportedModel` for a template that exceeds its limits."""
+    """Render the probes, on any thread. Raises `UnsupportedModel` for a template that exceeds its
+    limits, so that the load on the engine thread does not wait for such a template."""
     render = TemplateRenderer(source, {}).render
     template_form(partial(render, variables={}, generation_prompt=True, probe=True))
-
-
-def _user(text: Any) -> Message:
-    return {"role": "user", "content": text}
-
-
-Probe = Callable[..., str | None]
-"""(messages, form, tools) -> the prompt. `None`: the template refuses them."""
 
 
 def _with_tools(probe: Probe, form: TemplateForm) -> TemplateForm:
@@ -104,6 +101,7 @@ def _parameter(**schema: Any) -> Message:
     return _tool(parameters={**TOOL["function"]["parameters"], "properties": {KEY: schema}})
 
 
+# the field of `TemplateForm.tool_fields` that each tool lacks
 _INCOMPLETE = {
     "description": _tool(description=None),
     "parameters": _tool(parameters=None),
@@ -114,37 +112,39 @@ _LISTED = _parameter(type=["string", "null"], description="")
 
 
 def _with_calls(probe: Probe, form: TemplateForm) -> TemplateForm:
-    """`takes_calls` only if nothing of the turns is lost."""
+    """`form` with what calls demand. `takes_calls`: the template loses nothing of the turns."""
     tools = [TOOL] if form.shows_tools == "always" else []
     prompt = probe([_user(ASKED)], form, tools) or ""
 
     def arrives(
         form: TemplateForm, turn: Message, words: Sequence[str] = (), then: Sequence[Message] = ()
     ) -> bool:
+        """Whether prompts that end with the turn, and that go on, have its data and `words`."""
         calls, asked = len(turn["tool_calls"]), [*_conversation(turn), *then]
         wanted = (*words, *VALUES[:calls], *RESULTS[:calls])
         texts = (probe(messages, form, tools) for messages in (asked, [*asked, *_NEXT]))
-        return all(_arrives(text, prompt, wanted, calls) for text in texts)
+        return all(_has_all(text, prompt, wanted, calls) for text in texts)
 
     found = _call_form(probe, form, tools, prompt, arrives)
     if found is None:
         return replace(form, takes_calls=False)
-    says, said = _turn(1, content=SAID), [SAID]
-    if not arrives(found, says, said):
+    with_text, text = _turn(1, content=SAID), [SAID]
+    if not arrives(found, with_text, text):
         found = replace(found, text_with_calls="apart")
-        if not arrives(found, says, said):
-            found, said = replace(found, text_with_calls="dropped"), []
+        if not arrives(found, with_text, text):
+            found, text = replace(found, text_with_calls="dropped"), []
     found = replace(found, parallel_calls=arrives(found, _turn(2)))
-    thinks = {**says, "reasoning_content": THOUGHT}
-    found = replace(found, thought_with_text=arrives(found, thinks, said))
-    beside = replace(found, thought_with_calls=True)
-    shown = [THOUGHT in (probe(_conversation(thinks), f, tools) or "") for f in (found, beside)]
-    found = beside if shown == [False, True] else found
+    with_thought = {**with_text, "reasoning_content": THOUGHT}
+    found = replace(found, thought_with_text=arrives(found, with_thought, text))
+    moved = replace(found, thought_with_calls=True)
+    prompts = [probe(_conversation(with_thought), tried, tools) or "" for tried in (found, moved)]
+    if THOUGHT not in prompts[0] and THOUGHT in prompts[1]:
+        found = moved
     joined = replace(found, user_after_result=False)
-    added = _turn(1), [ADDED], [_user(ADDED)]
-    if not arrives(found, *added) and arrives(joined, *added):
+    user_after = _turn(1), [ADDED], [_user(ADDED)]
+    if not arrives(found, *user_after) and arrives(joined, *user_after):
         found = joined
-    works = arrives(found, _turn(2)) and arrives(found, thinks, said)
+    works = arrives(found, _turn(2)) and arrives(found, with_thought, text)
     return found if works else replace(form, takes_calls=False)
 
 
@@ -155,7 +155,8 @@ def _call_form(
     prompt: str,
     arrives: Callable[[TemplateForm, Message], bool],
 ) -> TemplateForm | None:
-    """Prefers a form whose text begins with the `prompt`: a reply's tokens are then found again."""
+    """The form in which a call arrives, if any. Preferred: one whose text begins with `prompt`, so
+    that the prefix cache finds a reply's tokens again."""
     turn = _turn(1)
     fits = [variant for variant in _call_forms(form) if arrives(variant, turn)]
     for variant in fits:
@@ -165,6 +166,7 @@ def _call_form(
 
 
 def _call_forms(form: TemplateForm) -> Iterator[TemplateForm]:
+    """`form` with every combination of ids, arguments and empty content, the most usual first."""
     contents: tuple[Literal["null", "empty", "absent"], ...] = ("null", "empty", "absent")
     kinds: tuple[Literal["mapping", "text"], ...] = ("mapping", "text")
     ids = (form, replace(form, short_ids=True), replace(form, named_ids=True))
@@ -181,12 +183,9 @@ def _turn(calls: int, **fields: Any) -> Message:
 
 
 def _conversation(turn: Message, *, results: Sequence[Any] = RESULTS) -> list[Message]:
-    pairs = zip(IDS, results, strict=True)
-    results = [
-        {"role": "tool", "tool_call_id": i, "content": result}
-        for i, result in list(pairs)[: len(turn["tool_calls"])]
-    ]
-    return [_user(ASKED), turn, *results]
+    pairs = zip(turn["tool_calls"], results, strict=False)  # results may be more than calls
+    answers = [{"role": "tool", "tool_call_id": call["id"], "content": x} for call, x in pairs]
+    return [_user(ASKED), turn, *answers]
 
 
 def called_once() -> list[Message]:
@@ -194,11 +193,8 @@ def called_once() -> list[Message]:
     return _conversation(_turn(1))
 
 
-_SYSTEM: Message = {"role": "system", "content": SAID}
-_NEXT: list[Message] = [{"role": "assistant", "content": ANSWERED}, _user(AGAIN)]
-
-
-def _arrives(text: str | None, prompt: str, words: Sequence[str], calls: int) -> bool:
+def _has_all(text: str | None, prompt: str, words: Sequence[str], calls: int) -> bool:
+    """Whether `text` has all words and calls, and no Python or doubly escaped data."""
     if text is None or any(word not in text for word in (ASKED, *words)):
         return False
     if text.count(NAME) < prompt.count(NAME) + calls:
@@ -208,7 +204,7 @@ def _arrives(text: str | None, prompt: str, words: Sequence[str], calls: int) ->
 
 
 def _roles_in_parts(probe: Probe, form: TemplateForm) -> Iterator[str]:
-    """Roles whose text parts both arrive, and not as data."""
+    """Roles of which the template writes the text of two parts, and not the parts as data."""
     parts = [{"type": "text", "text": text} for text in PARTS]
     asked, answer = _user(ASKED), {"role": "assistant", "content": parts}
     conversations = {
@@ -220,11 +216,9 @@ def _roles_in_parts(probe: Probe, form: TemplateForm) -> Iterator[str]:
         conversations["tool"] = _conversation(_turn(1), results=(parts, ""))
     for role, messages in conversations.items():
         text = probe(messages, form) or ""
-        if all(text.count(word) == 1 for word in PARTS) and not any(d in text for d in _AS_DATA):
+        as_data = "'type'" in text or '"type"' in text
+        if all(text.count(word) == 1 for word in PARTS) and not as_data:
             yield role
-
-
-_AS_DATA = ("'type'", '"type"')
 
 
 def dialect(tokenizer: HFTokenizer) -> dict[str, Any]:
@@ -238,6 +232,7 @@ def dialect(tokenizer: HFTokenizer) -> dict[str, Any]:
 
 
 def wants_turns(tokenizer: HFTokenizer) -> bool:
+    """Whether the template refuses two messages in a row of the user, or of the assistant."""
     user, reply = _user(ASKED), _NEXT[0]
     pairs = [([user], [user, user]), ([user, reply, user], [user, reply, reply, user])]
     return any(
@@ -247,8 +242,8 @@ def wants_turns(tokenizer: HFTokenizer) -> bool:
 
 
 def has_system_role(tokenizer: HFTokenizer) -> bool:
-    """Whether a system message is shown, also if a tool result comes last. Some templates raise for
-    it, others drop it or write it into the last message, if that is a user's."""
+    """Whether the prompt has a system message, also if a tool result comes last. Some templates
+    raise for it, others drop it or write it into the last message only if that is a user's."""
     conversations = [[_user(ASKED)]]
     if tokenizer.form.takes_calls:
         conversations.append(_conversation(_turn(1)))
@@ -260,6 +255,7 @@ def has_system_role(tokenizer: HFTokenizer) -> bool:
 
 
 def refuses_late_system(tokenizer: HFTokenizer) -> bool:
+    """Whether the template refuses a system message after the first message."""
     before, last = [_user(ASKED), _NEXT[0]], _user(ASKED)
     if _render(tokenizer, [*before, last]) is None:
         return False
@@ -267,7 +263,7 @@ def refuses_late_system(tokenizer: HFTokenizer) -> bool:
 
 
 def shows_tool_media(tokenizer: HFTokenizer, image: str) -> bool:
-    """Whether an image in a tool result is written as `image`, like one in a user message."""
+    """Whether the template writes an image in a tool result as `image`, as in a user message."""
     parts = [{"type": "text", "text": PARTS[0]}, {"type": "image"}]
     text = _render(tokenizer, _conversation(_turn(1), results=(parts, "")))
     return bool(image) and (text or "").count(image) == 1

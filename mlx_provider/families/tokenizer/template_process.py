@@ -1,9 +1,8 @@
 """Renders chat templates for the engine, in a process of `bounded_process`.
 
 A chat template is a program of the model's publisher. Here it runs in Jinja's sandbox; the process
-limits its processor time and memory, and `render_text` its output.
-The environment is that of transformers 5.23 (`utils/chat_template_utils.py`,
-`_cached_compile_jinja_template`); a test compares the two."""
+limits its processor time and memory, and `render_text` its output. A test compares the environment
+with transformers 5.23 (`utils/chat_template_utils.py`, `_cached_compile_jinja_template`)."""
 
 import datetime
 import json
@@ -23,7 +22,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class TooLarge(Exception):
-    pass
+    """A template has written more characters than allowed."""
 
 
 class Generation(jinja2.ext.Extension):
@@ -79,6 +78,7 @@ def tojson(
 
 
 def raise_exception(message: Any) -> None:
+    """A function for templates: refuse the messages with `message`."""
     raise TemplateError(str(message))
 
 
@@ -87,45 +87,39 @@ def strftime_now(form: str) -> str:
 
 
 def environment() -> ImmutableSandboxedEnvironment:
+    """Jinja's environment with the names that chat templates use."""
     jinja = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
     jinja.filters["tojson"] = tojson
-    jinja.globals["raise_exception"] = raise_exception
-    jinja.globals["strftime_now"] = strftime_now
-    jinja.globals["dict"] = Dictionary()
-    jinja.globals["namespace"] = Namespace
+    jinja.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
+    jinja.globals.update(dict=Dictionary(), namespace=Namespace)
     return jinja
 
 
 def render_text(template: Any, request: dict[str, Any]) -> str:
+    """The prompt. Raises `TooLarge`, the error of the source, or what the template raises."""
     if isinstance(template, Exception):
         raise template
     messages = [_alias_thoughts(message) for message in request["messages"]]
-    tools = request["tools"]
-    prompt = request["generation_prompt"]
+    more = {"documents": None, "add_generation_prompt": request["generation_prompt"]}
 
-    def text(tools: Any) -> str:
+    def write(tools: Any) -> str:
         pieces, length = [], 0
-        for piece in template.generate(
-            messages=messages,
-            tools=tools,
-            documents=None,
-            add_generation_prompt=prompt,
-            **request["variables"],
-        ):
+        variables = request["variables"]
+        for piece in template.generate(messages=messages, tools=tools, **more, **variables):
             pieces.append(piece)
             length += len(piece)
             if length > request["characters"]:
                 raise TooLarge(f"it writes more than {request['characters']} characters")
         return "".join(pieces)
 
-    if tools:
-        return text(tools)
+    if request["tools"]:
+        return write(request["tools"])
     try:
-        return text(None)
+        return write(None)
     except TypeError:  # some templates iterate over missing tools
-        return text([])
+        return write([])
 
 
 def _alias_thoughts(message: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +130,7 @@ def _alias_thoughts(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer_in_time(templates: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
-    """The text, or the error with its line in the template; and the seconds spent."""
+    """`text`, or `error` with its `line` and, at a limit, `limit`. `spent`: processor seconds."""
     signal.setitimer(signal.ITIMER_PROF, request["seconds"])
     began = time.process_time()
     found = _render(templates, request)
@@ -172,7 +166,7 @@ def _line(error: Exception) -> int | None:
 
 
 def compile_template(jinja: ImmutableSandboxedEnvironment, source: str, seconds: float) -> Any:
-    """A template, or the error of its source."""
+    """The template, or the error of its source. After `seconds`, a signal ends the process."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         return jinja.from_string(source)
@@ -183,6 +177,7 @@ def compile_template(jinja: ImmutableSandboxedEnvironment, source: str, seconds:
 
 
 def make_answerer() -> Callable[[dict[str, Any]], dict[str, Any] | None]:
+    """A function that compiles the template of a setup message, or answers a request."""
     jinja = environment()
     templates: dict[str, Any] = {}
 

@@ -1,7 +1,7 @@
 """Loads models of mlx-vlm without its server, and calls them.
 
-Nothing of a request is read from the model object or stored there: `LanguageModel.__call__` stores
-positions of the last request (mlx_vlm/models, 0.7.10, `_rope_deltas`, `_position_ids`)."""
+`embed`, `has_mrope` and `language_logits` are described in `upstream.mlx_vlm`. They read nothing of
+a request from the model object, and leave nothing there."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,11 +26,10 @@ __all__ = ["embed", "has_mrope", "language_logits"]
 def load_model(
     folder: Path, options: LoadOptions, *, patch: AbstractContextManager[Any] | None = None
 ) -> Any:
-    """The mlx-vlm model of a checkpoint folder, with its weights in memory, read once.
-
-    Weights that `sanitize` drops (an MTP head) are never read, nor those outside the text model if
-    `options.modality` is `text`. `patch` is active while loading. Raises `UnsupportedModel`, or
-    `BadRequest` (no weights, weights that do not fit the config, code that was not allowed)."""
+    """The mlx-vlm model of a folder, with its weights in memory. It never reads weights that
+    `sanitize` drops (an MTP head), nor those outside the text model if `options.modality` is
+    `text`. `patch` is active while mlx-vlm loads. Raises `UnsupportedModel`, or `BadRequest` (no
+    weights, weights that do not fit the config, code that is not allowed)."""
     config = read_json(folder / "config.json")
     if config.get("model_file") and not options.trust_remote_code:
         raise wrong_option(
@@ -63,7 +62,7 @@ def load_model(
 
 def _with_adapter(model: Any, adapter: Path) -> Any:
     adapted = apply_adapter(library().apply_lora_layers, model, adapter)
-    # upstream (trainer/peft/utils.py 0.7.10) drops unknown tensors
+    # upstream (trainer/peft/utils.py 0.7.10) ignores tensors that the model lacks
     known = {name for name, _ in tree_flatten(adapted.parameters())}
     files = (str(path) for path in adapter.glob("*.safetensors"))
     lost = {str(name) for file in files for name in mx.load(file)} - known
@@ -79,7 +78,7 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
 
 @contextmanager
 def replace_attribute(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """`owner.name` is `function` inside the block: a `patch` of upstream for `load_model`."""
+    """`owner.name` is `function` inside the block. For the `patch` of `load_model`."""
     original = getattr(owner, name)
     setattr(owner, name, function)
     try:
@@ -89,6 +88,7 @@ def replace_attribute(owner: Any, name: str, function: Callable[..., Any]) -> It
 
 
 def load_with_processor(folder: Path, options: LoadOptions) -> tuple[Any, Any]:
+    """The model, with `route_attention`, and its processor. Raises as `load_model`."""
     model = load_model(folder, options)
     if not hasattr(model, "language_model") or not hasattr(model, "get_input_embeddings"):
         raise UnsupportedModel(f"{type(model).__module__} cannot generate text from a chat")
@@ -105,11 +105,6 @@ def model_inputs(
     processor: Any, text: str, images: list[Any], image_token: int | None
 ) -> dict[str, np.ndarray]:
     """The processor's output for a rendered prompt, as numpy arrays. Raises `ValueError`."""
-    made = library().prepare_inputs(
-        processor,
-        images=images or None,
-        prompts=text,
-        add_special_tokens=False,
-        image_token_index=image_token,
-    )
+    fixed = {"add_special_tokens": False, "image_token_index": image_token}
+    made = library().prepare_inputs(processor, images=images or None, prompts=text, **fixed)
     return {key: np.array(value) for key, value in made.items() if isinstance(value, mx.array)}

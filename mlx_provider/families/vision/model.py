@@ -1,8 +1,7 @@
 """What vision families share: prompts with media spans, their embeddings, and a loaded model.
 
 A family defines the tokens of the rendered template that represent media, and their replacements.
-The same text typed by a user stays text: `hidden` is the client's input with its control tokens
-replaced (`tokenizer.Hidden`)."""
+The same text typed by a user stays text: `hidden` is the client's input, see `tokenizer.Hidden`."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -33,13 +32,14 @@ from .patches import rotary_positions
 
 
 def head(language_model: Any, states: mx.array) -> mx.array:
-    """Logits of final hidden states; without an `lm_head`, by the tied input embeddings."""
+    """Logits of final hidden states. Without an `lm_head`, the input embeddings give them."""
     output = language_model.get("lm_head") or language_model.model.embed_tokens.as_linear
     logits: mx.array = output(states)
     return logits
 
 
 def vocab_size(language_model: Any) -> int:
+    """Rows of the output matrix."""
     matrix = language_model.get("lm_head") or language_model.model.embed_tokens
     return int(matrix.weight.shape[0])
 
@@ -56,11 +56,11 @@ def vision_info(
     variant: str = "",
     default_context: int = DEFAULT_CONTEXT,
 ) -> ModelInfo:
-    """`image`: the template's text for an image; `variant`: changes of the KV that the files do not
-    show; `default_context`: the context length if config and operator give none."""
+    """`media`: its kinds. `pixels`: least and most of an image. `image`: a template's text for one.
+    `variant`: see `describe`. `default_context`: if config and operator give no context length."""
     config = read_json(folder / "config.json")
     text = text_fields(config)
-    # `n_ctx` is the last name in the search
+    # `context_length` looks for `n_ctx` last
     context = context_length({"n_ctx": default_context, **text}, options)
     return describe(
         folder,
@@ -85,15 +85,16 @@ def vision_info(
 
 @dataclass(frozen=True)
 class Block:
-    """One image, or one group of video frames."""
+    """One image, or one group of video frames, which becomes a `MediaSpan`."""
 
     count: int
+    """Tokens of its span."""
     content_hash: str
     inputs: Any
     ready: OnDemand[Any] | None = None
-    """Pixels, made at the first call; `None`: `inputs` are complete."""
+    """Pixels, made at the first call. `None`: `inputs` are complete."""
     tokens: Sequence[int] = ()
-    """Empty: its media token, `count` times."""
+    """The ids of its span. Empty: its media token, `count` times."""
 
 
 @dataclass(frozen=True)
@@ -111,14 +112,15 @@ class MediaFormat:
     placeholders: Mapping[str, str]
     """The template's text for one item, by kind of media."""
     tokens: frozenset[int]
-    """Each represents one block before expansion."""
+    """Ids of media tokens. In an `ExpandedItem`'s text, each stands for one block."""
     reserved: tuple[str, ...]
-    """Texts of tokens that users must not produce by typing them, added tokens or not."""
+    """Texts that users must not produce by typing, whether they are added tokens or not."""
     expand: Callable[[MediaItem], ExpandedItem]
     """Preprocess one item, pixels preferably in `Block.ready`. Raises `MediaError`."""
 
 
 def refuse_media(item: MediaItem) -> ExpandedItem:
+    """A `MediaFormat.expand` for checkpoints without vision weights. Raises `MediaError`."""
     raise MediaError(f"this checkpoint has no vision weights: it takes no {item.kind}")
 
 
@@ -136,8 +138,8 @@ def ensure_placeholders(
     text: str,
     media: Sequence[MediaItem],
 ) -> str:
-    """The rendered prompt with one placeholder per item. If the template drops such parts, it
-    renders again with the placeholders in the texts. Raises `BadRequest` if that fails, too."""
+    """`text`, the rendered prompt, if it has one placeholder per item. If not, the prompt rendered
+    again with placeholders in the messages' texts. Raises `BadRequest` if that fails, too."""
     wanted = [placeholders.get(item.kind) for item in media]
     pattern = _placeholder_pattern(placeholders)
     if pattern.findall(text) == wanted:
@@ -188,6 +190,7 @@ def _expand_items(form: MediaFormat, media: Sequence[MediaItem]) -> list[Expande
 
 
 def name_item(error: MediaError, item: MediaItem) -> MediaError:
+    """The error with the item's place in the request, unless it names one."""
     if error.param is not None or not item.path:
         return error
     text = f"{item.path}: {error.message}"
@@ -219,7 +222,7 @@ def _insert_spans(
 @dataclass(frozen=True)
 class VisionFeatures:
     rows: mx.array
-    """(tokens of the span, hidden)."""
+    """What the tower makes of one media span: (tokens of the span, hidden)."""
     deepstack: tuple[mx.array, ...] = ()
     """For each of the first layers: (tokens of the span, hidden), added to its output."""
 
@@ -236,10 +239,11 @@ class Piece:
     stop: int
     features: VisionFeatures | None = None
     offset: int = 0
-    """Tokens of the span before `start`."""
+    """Tokens of the span that are before `start`."""
 
 
 def pieces(chunk: PrefillChunk, stop: int | None = None) -> list[Piece]:
+    """The chunk divided at its media spans, in order. `stop`: end before this token."""
     end = chunk.stop if stop is None else stop
     found: list[Piece] = []
     at = chunk.start
@@ -259,6 +263,7 @@ def pieces(chunk: PrefillChunk, stop: int | None = None) -> list[Piece]:
 def embeddings(
     chunk: PrefillChunk, pieces: Sequence[Piece], embed_tokens: Callable[[mx.array], mx.array]
 ) -> mx.array:
+    """The language model's input (1, tokens, hidden) for the pieces."""
     rows: list[mx.array] = []
     for piece in pieces:
         if piece.features is None:
@@ -271,15 +276,16 @@ def embeddings(
 
 
 def media_rows(piece: Piece, rows: mx.array) -> mx.array:
+    """The rows of a piece, of those (tokens of the span, hidden) of its whole span."""
     return rows[piece.offset : piece.offset + piece.stop - piece.start]
 
 
 class VisionModel:
-    """The common part of a `LoadedModel` over mlx-vlm. Families add the device methods."""
+    """A `LoadedModel` over mlx-vlm, to which families add `embed`, `prefill` and `decode`."""
 
     kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
     mrope = False
-    """Its rotary positions have three axes."""
+    """Whether its rotary positions have three axes."""
 
     def __init__(
         self, model: Any, info: ModelInfo, tokenizer: HFTokenizer, form: MediaFormat
@@ -298,7 +304,7 @@ class VisionModel:
         media: Sequence[MediaItem],
         variables: Mapping[str, Any],
     ) -> Prompt:
-        """Raises `BadRequest` (template, or media that it did not place) and `MediaError`."""
+        """See `LoadedModel`. Raises `MediaError`, too, and `BadRequest` if media have no place."""
         tokenizer, form, stop_tokens = self.hf_tokenizer, self.media_format, self.info.stop_tokens
         hidden, text = tokenizer.hide_and_render(messages, tools, variables)
         text = ensure_placeholders(tokenizer, form.placeholders, hidden, text, media)

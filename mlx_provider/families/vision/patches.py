@@ -1,5 +1,5 @@
-"""Sizes of images, and rotary positions on three axes: time, height and width (M-RoPE). Upstream
-stores its own on the model object, for one request."""
+"""Sizes of images, and rotary positions on three axes: time, height and width (M-RoPE). Upstream's
+functions for positions are not used: they store those of one request on the model object."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from ...records import MediaItem, MediaSpan, PrefillChunk
 
 
 def image_size(item: MediaItem) -> tuple[int, int]:
-    """Height and width. Raises `MediaError` for other media."""
+    """Height and width in pixels. Raises `MediaError` for other media."""
     if item.kind != "image":
         raise MediaError("this model takes images but no video")
     if len(item.shape) != 3 or item.shape[-1] != 3 or 0 in item.shape:
@@ -21,8 +21,7 @@ def image_size(item: MediaItem) -> tuple[int, int]:
 
 
 def as_image(item: MediaItem, max_pixels: int) -> NDArray[np.uint8]:
-    """Pixels (H, W, 3) of a still image, scaled down to `max_pixels`. Raises `MediaError` for other
-    media."""
+    """Pixels (H, W, 3) of an image, at most `max_pixels`. Raises `MediaError` for other media."""
     height, width = image_size(item)
     if height * width <= max_pixels:
         return item.pixels
@@ -31,11 +30,9 @@ def as_image(item: MediaItem, max_pixels: int) -> NDArray[np.uint8]:
 
 
 def rotary_positions(length: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int32], int]:
-    """M-RoPE positions (3, length), and what to add to the index of a generated token.
-
-    Text advances all three axes by one; a media span advances by its longest side. The `inputs` of
-    a span have its `grid`, patches in time, height and width, and `merge`, the patches per side of
-    one token."""
+    """M-RoPE positions (3, length) of a prompt, and its `Prompt.rope_delta`. Text advances all
+    three axes by one; a media span advances them by its longest side. The `inputs` of a span have
+    `grid`, its patches in time, height and width, and `merge`, the patches per side of a token."""
     positions = np.empty((3, length), np.int32)
     at = following = 0
     for span in spans:
@@ -61,5 +58,5 @@ def chunk_positions(chunk: PrefillChunk) -> mx.array:
 
 
 def step_positions(positions: mx.array) -> mx.array:
-    """(3, rows, 1), one new token for each row; `positions`: (rows,)."""
+    """Positions (3, rows, 1) of one new token for each row. `positions`: (rows,)."""
     return mx.broadcast_to(positions[None, :, None], (3, positions.size, 1))

@@ -1,8 +1,8 @@
 """`pytest --mlx-conformance NAME`: checks that anyone can run over an installed plugin.
 
-`parsers` has those of formats, `models` of model families. A check is a function of its subject;
-the docstring is its promise. It raises `Nonconformity`, `NotApplicable`, or what the plugin raises.
-"""
+A check is a function with one argument, its subject, and its docstring is the promise that it
+checks. It raises `Nonconformity`, `NotApplicable`, or what the plugin raises. This module has the
+checks of every plugin and makes pytest's items; `parsers` and `models` have the other checks."""
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,8 +21,8 @@ from ...registry import Plugin, PluginRegistry
 from ...registry.contents import Contents, load
 from ...registry.discovery import find_plugins
 
-S = TypeVar("S")
-ODD_CONFIGS: Sequence[dict[str, object]] = (
+S = TypeVar("S")  # the class of a check's subject
+ODD_CONFIGS: Sequence[dict[str, object]] = (  # `config.json` of checkpoints of no family
     {},
     {"model_type": "an_architecture_that_nobody_has"},
     {"model_type": None, "architectures": None},
@@ -40,28 +40,30 @@ class NotApplicable(Exception):
 
 
 def demand(kept: bool, summary: str) -> None:
+    """Raise `Nonconformity` with `summary` unless the promise is `kept`."""
     if not kept:
         raise Nonconformity(summary)
 
 
 def same(found: object, expected: object, what: str) -> None:
+    """Raise `Nonconformity`, which begins with `what`, unless both values are equal."""
     demand(found == expected, f"{what}\n  expected: {expected!r:.600}\n  found:    {found!r:.600}")
 
 
 @dataclass(frozen=True)
 class Case:
-    subject: str
-    """`plugin`, or kind and name of a record."""
-    variant: str
-    """Checkpoint and format of a model."""
+    """One check of one subject. `run` raises what the check raises."""
+
+    subject: str  # `plugin`, or kind and name of a record
+    variant: str  # the label of a model's checkpoint; else empty
     check: str
-    promise: str
+    promise: str  # the docstring of the check
     run: Callable[[], None]
 
 
 class Laboratory:
-    """`builders`: (name of a family) -> functions that write a checkpoint into an empty folder, by
-    label."""
+    """What the checks of one run share: the plugins, and folders that `close` deletes. `builders`:
+    (name of a family) -> functions that write a checkpoint into an empty folder, by label."""
 
     def __init__(self, builders: Callable[[str], Mapping[str, Callable[[Path], object]]]) -> None:
         self.builders = builders
@@ -73,9 +75,11 @@ class Laboratory:
         return PluginRegistry.discover()
 
     def folder(self) -> Path:
+        """A new, empty folder."""
         return Path(tempfile.mkdtemp(dir=self._folder.name))
 
     def write_folder(self, write: Callable[[Path], object]) -> Path:
+        """A new folder that `write` has filled."""
         folder = self.folder()
         write(folder)
         return folder
@@ -83,9 +87,10 @@ class Laboratory:
 
 @dataclass(frozen=True)
 class Installed:
+    """A plugin, as the subject of checks. `contents`: its records; `None`: it does not load."""
+
     plugin: Plugin
     contents: Contents | None
-    """`None`: it does not load."""
 
 
 def loads(of: Installed) -> None:
@@ -95,7 +100,7 @@ def loads(of: Installed) -> None:
 
 
 def recognition(of: Installed) -> None:
-    """`matches` and `detect` take any config and any template, and claim none that is nobody's."""
+    """`matches` and `detect` take any config and any template, and claim no unknown one."""
     if of.contents is None:
         return
     for family in of.contents.of(ModelFamily):
@@ -109,6 +114,7 @@ def recognition(of: Installed) -> None:
 
 def checkpoint(name: str) -> None:
     """Its checks have a checkpoint to run on."""
+    # this check takes the place of all others of a family without a checkpoint
     raise Nonconformity(
         f"there is no checkpoint for {name!r}: write one in the hook "
         "pytest_mlx_conformance_models of a conftest.py"
@@ -119,8 +125,10 @@ PLUGIN_CHECKS = (loads, recognition)
 
 
 def find(name: str) -> tuple[Plugin, EntryPoint]:
-    """By name, or `distribution:name`. Raises `pytest.UsageError`."""
-    for plugin, point in (known := find_plugins()):
+    """The installed plugin of a name, or `distribution:name`, and its entry point. Raises
+    `pytest.UsageError` if there is none."""
+    known = find_plugins()
+    for plugin, point in known:
         if name in (plugin.name, plugin.key):
             return plugin, point
     names = ", ".join(sorted(plugin.name for plugin, _ in known)) or "none"
@@ -128,8 +136,10 @@ def find(name: str) -> tuple[Plugin, EntryPoint]:
 
 
 def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
+    """Every check of an installed plugin: of itself, then of its parsers and model families."""
     loaded = attempt(lambda: load(point))
     contents = None if isinstance(loaded, Fault) else loaded
+    # as the registry lists it, which knows whether its names clash with those of other plugins
     listed = next((other for other in lab.registry.plugins if other.key == plugin.key), plugin)
     if isinstance(loaded, Fault):
         listed = replace(listed, error=loaded.summary)
@@ -146,28 +156,26 @@ def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
 def _of_parsers(contents: Contents) -> Iterator[Case]:
     from .parsers import REASONING_CHECKS, TOOL_CHECKS, Format, Thoughts
 
-    whole = {parser.name: parser for parser in contents.of(ReasoningParser)}
-    for calls in contents.of(ToolParser):
-        made = partial(Format, calls, whole.get(calls.name))
-        yield from cases(f"tool parser {calls.name}", "", TOOL_CHECKS, made)
-    for name, parser in whole.items():
-        thoughts = partial(Thoughts, parser)
-        yield from cases(f"reasoning parser {name}", "", REASONING_CHECKS, thoughts)
+    reasoning = {parser.name: parser for parser in contents.of(ReasoningParser)}
+    for tool_parser in contents.of(ToolParser):
+        make_format = partial(Format, tool_parser, reasoning.get(tool_parser.name))
+        yield from cases(f"tool parser {tool_parser.name}", "", TOOL_CHECKS, make_format)
+    for name, parser in reasoning.items():
+        make_thoughts = partial(Thoughts, parser)
+        yield from cases(f"reasoning parser {name}", "", REASONING_CHECKS, make_thoughts)
 
 
 def cases(
     subject: str, variant: str, checks: Iterable[Callable[[S], None]], made: Callable[[], S]
 ) -> Iterator[Case]:
-    """Calls `made` when a check runs, not when it is listed."""
+    """One case per check. `made` makes the subject when a check runs, not when it is listed."""
+
+    def run(check: Callable[[S], None]) -> None:
+        check(made())
 
     for check in checks:
-        yield Case(
-            subject,
-            variant,
-            check.__name__.replace("_", " "),
-            check.__doc__ or "",
-            partial(lambda check: check(made()), check),
-        )
+        name, promise = check.__name__.replace("_", " "), check.__doc__ or ""
+        yield Case(subject, variant, name, promise, partial(run, check))
 
 
 class ConformanceItem(pytest.Item):
@@ -194,7 +202,7 @@ class Collecting:
 
     def __init__(self, config: pytest.Config, names: Sequence[str]) -> None:
         self._hook = config.hook
-        self._found = [find(name) for name in names]
+        self._plugins = [find(name) for name in names]
         self._lab = Laboratory(self._builders)
 
     def _builders(self, name: str) -> Mapping[str, Callable[[Path], object]]:
@@ -205,8 +213,8 @@ class Collecting:
     def pytest_collection_modifyitems(
         self, session: pytest.Session, items: list[pytest.Item]
     ) -> None:
-        """First, so that options such as `-k` also select these."""
-        for plugin, point in self._found:
+        """Add the cases as items: first, so that options such as `-k` also select these."""
+        for plugin, point in self._plugins:
             for case in cases_of(plugin, point, self._lab):
                 name = " ".join(filter(None, (case.subject, case.variant, case.check)))
                 name = name.replace("::", ":")

@@ -1,5 +1,5 @@
-"""Model families: description, errors, a row by itself, and requests in a batch. A check is a
-function of one checkpoint in one format, and its docstring is the promise."""
+"""The checks of model families: description, errors, a row by itself, and requests in a batch. Each
+is a function of one `Specimen`, and its docstring is the promise. `CHECKS` lists them."""
 
 import json
 import shutil
@@ -23,27 +23,25 @@ from .. import DEMO, HYBRID
 from ..driver import Alternating, alone, new_engine, new_request, output_of, picture, prefill, run
 from . import Case, Laboratory, NotApplicable, cases, checkpoint, demand, same
 
-HARMLESS = 1e-3
-"""Difference of a log-probability in float32 that is never an error."""
+HARMLESS = 1e-3  # difference of a log-probability in float32 that is never an error
 SYSTEM = "You look up weather. " * 8
 QUESTION = "How is it in Paris? " * 8
-LONG = 75
-"""Tokens of a prompt that is longer than a tiny model's sliding window."""
+LONG = 75  # tokens of a prompt that is longer than a tiny model's sliding window
 GREEDY = SamplingParams(temperature=0)
 DRAWN = SamplingParams(temperature=1.0, seed=11)
 TOP = SamplingParams(temperature=0.8, top_p=0.9, top_k=40, seed=5)
 
 
 class Arrival(NamedTuple):
-    step: int
-    length: int
-    word: int
-    """Prompts of the same word share their beginning."""
+    """A request that joins a batch."""
+
+    step: int  # of the engine, when it arrives
+    length: int  # tokens of the prompt
+    word: int  # prompts of the same word share their beginning
     max_tokens: int
     params: SamplingParams = GREEDY
     n: int = 1
-    cancelled: int = -1
-    """Step of its cancellation."""
+    cancelled: int = -1  # step of its cancellation; -1: never
 
 
 ARRIVALS = (
@@ -60,7 +58,7 @@ ARRIVALS = (
 
 @dataclass
 class Specimen:
-    """One checkpoint of a family in float32, where tokens must be equal."""
+    """One checkpoint of a family, in float32, where tokens must be equal. `folder()`: its path."""
 
     family: ModelFamily
     folder: Callable[[], Path]
@@ -71,27 +69,31 @@ class Specimen:
 
     @cached_property
     def model(self) -> LoadedModel:
-        """Equipped with the engine's kernels."""
+        """The model in float32, with the kernels of the engine."""
         model = self.load("float32")
         equip(model, self.lab.registry)
         return model
 
     @cached_property
     def probe(self) -> Probe:
+        """The layout that an engine would choose, and the noise of this device."""
         return probe(self.model, self.model.make_cache, self.model.kv_layouts)
 
     def tokens(self, length: int, word: int) -> list[int]:
-        """Ids without stop tokens. With equal `word`, they begin equally."""
+        """Token ids without stop tokens. Those of one `word` begin equally."""
         return solo_rows.some_tokens(self.model, length, word)
 
     def ask(self, *messages: dict[str, Any], media: Sequence[MediaItem] = ()) -> Prompt:
+        """The prompt of these messages."""
         return self.model.prepare(messages, tools=[], media=media, variables={})
 
     def system(self) -> list[dict[str, Any]]:
+        """The messages before a user's: a system message, if the model takes one."""
         return [{"role": "system", "content": SYSTEM}] if self.model.info.system_role else []
 
 
 def user(words: str, *, sees: bool = False) -> dict[str, Any]:
+    """A user's message. `sees`: it begins with an image."""
     parts = [{"type": "image"}, {"type": "text", "text": words}]
     return {"role": "user", "content": parts if sees else words}
 
@@ -138,24 +140,23 @@ def control_tokens(of: Specimen) -> None:
 
 def bad_input(of: Specimen) -> None:
     """What is wrong with an input is told by an error of `mlx_provider.errors`."""
-    empty = of.lab.folder()
-    shutil.copytree(
-        of.folder(), empty, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True
-    )
+    empty, weights = of.lab.folder(), shutil.ignore_patterns("*.safetensors")
+    shutil.copytree(of.folder(), empty, ignore=weights, dirs_exist_ok=True)
     loading = partial(of.family.load, empty, LoadOptions())
-    _check_types("loading a folder without weights", loading, must=True)
+    _demand_own_error("loading a folder without weights", loading, must=True)
     said, answer = user("a"), {"role": "assistant", "content": "b"}
     system = {"role": "system", "content": "c"}
     result = {"role": "tool", "content": "22", "tool_call_id": "x"}
     three = ([said, system, said], [said, result], [system])
     for turns in ([said, said], [answer, said], [said, answer], *three):
-        _check_types(f"messages {turns}", partial(of.ask, *turns))
+        _demand_own_error(f"messages {turns}", partial(of.ask, *turns))
     if "image" not in of.model.info.media:
         image = partial(of.ask, user("x", sees=True), media=[picture(1)])
-        _check_types("an image for a model that cannot see", image, must=True)
+        _demand_own_error("an image for a model that cannot see", image, must=True)
 
 
-def _check_types(what: str, run_it: Callable[[], object], *, must: bool = False) -> None:
+def _demand_own_error(what: str, run_it: Callable[[], object], *, must: bool = False) -> None:
+    """`run_it` may raise errors of `mlx_provider.errors` only. `must`: it must raise one."""
     found = attempt(run_it)
     if not isinstance(found, Fault):
         demand(not must, f"{what} raises nothing")
@@ -169,19 +170,20 @@ def chunked_prefill(of: Specimen) -> None:
     prompt = Prompt(of.tokens(LONG, 3))
     whole, _ = prefill(of.model, prompt)
     for size in (1, 7, 32):
-        _near(whole, prefill(of.model, prompt, chunk=size)[0], f"in chunks of {size}")
+        found, _ = prefill(of.model, prompt, chunk=size)
+        _demand_near(whole, found, f"in chunks of {size}")
 
 
 def one_by_one(of: Specimen) -> None:
     """Decoded tokens give the same logits as those of a prompt."""
-    tokens, begun = of.tokens(LONG, 4), LONG - 8
+    tokens, first = of.tokens(LONG, 4), LONG - 8
     whole, _ = prefill(of.model, Prompt(tokens))
-    _, cache = prefill(of.model, Prompt(tokens[:begun]))
-    logits = solo_rows.decode_each(of.model, cache, tokens[begun:], begun)[-1]
-    _near(whole, logits, "decoded one by one")
+    _, cache = prefill(of.model, Prompt(tokens[:first]))
+    logits = solo_rows.decode_each(of.model, cache, tokens[first:], first)[-1]
+    _demand_near(whole, logits, "decoded one by one")
 
 
-def _near(expected: mx.array, found: mx.array, how: str) -> None:
+def _demand_near(expected: mx.array, found: mx.array, how: str) -> None:
     apart = solo_rows.spread(expected, found)
     summary = f"{how}, log-probabilities differ by {apart:.3g} from those of the prompt at once"
     demand(apart <= HARMLESS, summary)
@@ -197,17 +199,14 @@ def layouts(of: Specimen) -> None:
 def company(of: Specimen) -> None:
     """A request gets the tokens that it gets alone, whoever joins, leaves or is cancelled."""
     stored = PrefixCache(budget=lambda: 2**22)
-    twins = [alone(of.model, _arriving(of, arrival)) for arrival in ARRIVALS]
+    twins = [alone(of.model, _make_request(of, arrival)) for arrival in ARRIVALS]
+    # the last round finds the prefixes that the second one has stored
     for chunk, prefixes in ((16, None), (32, stored), (64, stored)):
         engine = new_engine(
-            of.model,
-            layout=of.probe.layout,
-            mixes=of.probe.mixes,
-            scheduler=Alternating,
-            max_chunk=chunk,
-            prefix_cache=prefixes,
-        )
-        requests = [_arriving(of, arrival) for arrival in ARRIVALS]
+            of.model, layout=of.probe.layout, mixes=of.probe.mixes, scheduler=Alternating,
+            max_chunk=chunk, prefix_cache=prefixes,
+        )  # fmt: skip
+        requests = [_make_request(of, arrival) for arrival in ARRIVALS]
         for step in range(max(arrival.step for arrival in ARRIVALS) + 1):
             for arrival, request in zip(ARRIVALS, requests, strict=True):
                 if arrival.step == step:
@@ -218,18 +217,14 @@ def company(of: Specimen) -> None:
         run(engine)
         what = f"in the company of {len(ARRIVALS) - 1} others"
         for arrival, request, twin in zip(ARRIVALS, requests, twins, strict=True):
-            _equal(of, request, twin, what, cut=arrival.cancelled >= 0)
+            _demand_equal(of, request, twin, what, cut=arrival.cancelled >= 0)
 
 
-def _arriving(of: Specimen, arrival: Arrival) -> Request:
-    cuts = [point for point in (70, 136) if point < arrival.length]
-    return new_request(
-        Prompt(of.tokens(arrival.length, arrival.word), snapshot_points=cuts),
-        max_tokens=arrival.max_tokens,
-        n=arrival.n,
-        params=replace(arrival.params),
-        logprobs=5,
-    )
+def _make_request(of: Specimen, arrival: Arrival) -> Request:
+    points = [point for point in (70, 136) if point < arrival.length]
+    prompt = Prompt(of.tokens(arrival.length, arrival.word), snapshot_points=points)
+    fields = {"max_tokens": arrival.max_tokens, "n": arrival.n, "logprobs": 5}
+    return new_request(prompt, params=replace(arrival.params), **fields)
 
 
 def prefix_reuse(of: Specimen) -> None:
@@ -279,15 +274,19 @@ def images(of: Specimen) -> None:
 
 
 def _answer(of: Specimen, engine: Engine, prompt: Prompt, what: str) -> Request:
-    """The request after it ran; it must have the tokens that it has alone."""
+    """Run a request and return it. Its reply must have the tokens that it has alone."""
     request = new_request(prompt, max_tokens=8, logprobs=5)
     engine.submit(request)
     run(engine)
-    _equal(of, request, alone(of.model, request), what)
+    _demand_equal(of, request, alone(of.model, request), what)
     return request
 
 
-def _equal(of: Specimen, request: Request, twin: Request, what: str, *, cut: bool = False) -> None:
+def _demand_equal(
+    of: Specimen, request: Request, twin: Request, what: str, *, cut: bool = False
+) -> None:
+    """Both must have equal tokens and log-probabilities. `cut`: `request` was cancelled, so its
+    replies may be shorter."""
     bound = max(HARMLESS, solo_rows.MULTIPLE * of.probe.noise_floor)
     for choice in range(len(request.rows)):
         found, own = output_of(request, choice), output_of(twin, choice)
@@ -306,6 +305,8 @@ CHECKS = (
 
 
 def cases_of(families: Iterable[ModelFamily], lab: Laboratory) -> Iterator[Case]:
+    """The checks of each family on each of its checkpoints: those of the author's hook, or else the
+    demo models that it serves. Without any, one failing case says so."""
     for family in families:
         subject = f"model family {family.name}"
         writers = lab.builders(family.name)

@@ -1,5 +1,6 @@
-"""Formats: a parser with any text, and whether it agrees with its grammar. A check is a function;
-its docstring is the promise."""
+"""The checks of tool parsers (`TOOL_CHECKS`) and reasoning parsers (`REASONING_CHECKS`): what they
+read from any text, and whether a tool parser agrees with its grammar. Each is a function of a
+`Format` or of `Thoughts`, and its docstring is the promise."""
 
 import signal
 from collections.abc import Iterator, Sequence
@@ -17,26 +18,24 @@ from ...serving.structure import check_readable
 from . import Nonconformity, NotApplicable, calls, demand, same
 from .calls import FRAGMENTS, ByteModel, cut, for_examples, replies
 
-SEEDS = 16
-"""Replies that a random model writes under the grammar."""
-LONGEST = 600
-NESTED = 2000
-LONG = 24_000
-PIECE = 12
+SEEDS = 16  # replies that a random model writes under the grammar
+LONGEST = 600  # tokens of such a reply
+NESTED = 2000  # repetitions of an opening text in a bomb
+LONG = 24_000  # characters of a bomb that does not nest
+PIECE = 12  # characters of a chunk of a bomb
 EXAMPLES = 60
-WORK = 30.0
-"""Seconds; reading each character once takes a fraction of one."""
-BEFORE = "So I will do it. "
+WORK = 30.0  # seconds for a bomb; reading each character once takes a fraction of one
+BEFORE = "So I will do it. "  # text before a call
 
 
 @contextmanager
 def time_limit(seconds: float, what: str) -> Iterator[None]:
     """Raise `Nonconformity` inside the block after so much processor time of this process."""
     summary = f"{what} was not done after {seconds:g} s of work"
-    passed: list[bool] = []
+    expired: list[bool] = []
 
     def stop(number: int, frame: Any) -> None:
-        passed.append(True)
+        expired.append(True)
         raise Nonconformity(summary)
 
     before = signal.signal(signal.SIGPROF, stop)
@@ -46,24 +45,29 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
-    if passed:  # the isolation of the plugin has caught it
+    if expired:  # the isolation of the plugin may have caught the error
         raise Nonconformity(summary)
 
 
 @dataclass(frozen=True)
 class Thoughts:
+    """A reasoning parser, as the subject of checks."""
+
     parser: ReasoningParser
-    starts = (None, True, False)
-    """Whether the prompt ended inside a thought; `None`: unknown."""
+    starts = (None, True, False)  # the values of `inside` that `read` takes
 
     def read(self, chunks: Sequence[str], inside: bool | None = None) -> WholeReply:
+        """Read a reply in chunks. `inside`: whether the prompt ended in a thought; `None`: unknown.
+        Raises `Nonconformity` if the parser fails."""
         formats = {"reasoning_parser": self.parser, "reasoning_open": inside}
-        return _sound(read_chunks(chunks, **formats), chunks)
+        return _demand_no_faults(read_chunks(chunks, **formats), chunks)
 
     def replies(self) -> st.SearchStrategy[str]:
+        """Random replies with the markers of this format."""
         return replies(self.parser.visible())
 
     def bombs(self) -> Iterator[tuple[str, int]]:
+        """Large replies, each with the characters of a chunk."""
         start = self.parser.start
         yield from ((marker * NESTED, PIECE) for marker in self.parser.visible())
         yield (start + self.parser.end) * 1000, PIECE
@@ -72,48 +76,54 @@ class Thoughts:
 
 @dataclass(frozen=True)
 class Format:
+    """A tool parser, as the subject of checks. It is used like `Thoughts`, with more methods."""
+
     parser: ToolParser
-    thoughts: ReasoningParser | None
-    """The plugin's reasoning parser of the same name, for formats with `whole`."""
+    thoughts: ReasoningParser | None  # of the same name in this plugin, for formats with `whole`
     starts = (None,)
 
     @property
     def model(self) -> ByteModel:
+        """The random model that writes under the grammar."""
         return calls.demo_model()
 
     def read(
-        self,
-        chunks: Sequence[str],
-        inside: bool | None = None,
+        self, chunks: Sequence[str], inside: bool | None = None,
         tools: Sequence[Any] = (calls.TOOL,),
-    ) -> WholeReply:
+    ) -> WholeReply:  # fmt: skip
+        """Like `Thoughts.read`; `inside` has no effect."""
         formats = {"tool_parser": self.parser, "reasoning_parser": self.thoughts}
-        return _sound(read_chunks(chunks, tools=tools, **formats), chunks)
+        return _demand_no_faults(read_chunks(chunks, tools=tools, **formats), chunks)
 
     def replies(self) -> st.SearchStrategy[str]:
+        """Random replies with markers, calls and half calls of this format."""
         call = self.call_text("put", calls.PLAIN, calls.SCHEMA)
         return replies((*self.parser.visible(), call, call[: len(call) // 2]))
 
     def call_text(self, name: str, arguments: Any, schema: Any) -> str:
+        """A call as the grammar writes it. `schema`: the parameters of the tool."""
         return self.parser.call_grammar().write(name, arguments, schema)
 
     def constraint(self, tools: Sequence[Any]) -> Any:
+        """The constraint of a reply that must call a tool."""
         grammar = self.parser.call_grammar()
         return self.model.start(grammar, tools=list(tools), tool_choice="required")
 
     def calls_in(self, text: str, tools: Sequence[Any]) -> tuple[list[calls.Called], str]:
-        """And the text beside them. Raises `Nonconformity` for broken JSON."""
+        """The calls that the parser reads, and the text beside them. Raises `Nonconformity` if it
+        fails or if arguments are no JSON."""
         found = self.read([text], tools=tools)
         summary = f"arguments of {text!r} are no JSON: {found.calls}"
         demand(len(found.whole_calls) == len(found.calls), summary)
         return found.whole_calls, (found.content + found.reasoning).strip()
 
     def marks(self) -> tuple[str, ...]:
-        """Openers other than the first bracket of JSON."""
+        """The openers that are more than brackets of JSON."""
         every = (*self.parser.openers(), *self.parser.first)
         return tuple(mark for mark in every if mark.rstrip("[{"))
 
     def bombs(self) -> Iterator[tuple[str, int]]:
+        """Large and nested replies, each with the characters of a chunk."""
         call = self.call_text("put", {"text": "x"}, calls.SCHEMA)
         head = call[: call.index("x")] if "x" in call else call[: len(call) // 2]
         heads = ["", head, self.call_text("put", {"list": []}, calls.SCHEMA).partition("[]")[0]]
@@ -129,15 +139,15 @@ class Format:
         yield head + 'lorem ipsum, [dolor] "sit" ' * (LONG // 27), PIECE
 
 
-def _sound(found: WholeReply, chunks: Sequence[str]) -> WholeReply:
+def _demand_no_faults(found: WholeReply, chunks: Sequence[str]) -> WholeReply:
     text = f"{''.join(chunks)!r:.1000}"
     demand(not found.faults, f"the parser fails on {text}: {'; '.join(found.faults)[:600]}")
     return found
 
 
 def any_chunking(of: Format | Thoughts) -> None:
-    """A reply reads the same however its text is cut, and nothing in it makes the parser raise
-    anything but what says that it is no call."""
+    """A reply reads the same however its text is cut, and the parser raises only the errors that
+    mean that a text is no call."""
 
     def check(value: tuple[str, list[int], bool | None]) -> None:
         text, sizes, inside = value
@@ -172,30 +182,30 @@ def plain_text(of: Format | Thoughts) -> None:
 def grammar_to_parser(of: Format) -> None:
     """Whatever the grammar lets a model write, the parser reads as exactly that call, and its
     arguments fit the tool's schema."""
-    first, ended = of.constraint(calls.TOOLS), 0
+    start, complete = of.constraint(calls.TOOLS), 0
     schemas = {tool["function"]["name"]: tool["function"] for tool in calls.TOOLS}
     for seed in range(SEEDS):
-        text, done = of.model.sample(first.fork(), seed, LONGEST)
+        text, done = of.model.sample(start.fork(), seed, LONGEST)
         if not done:
             continue
-        ended += 1
+        complete += 1
         found, prose = of.calls_in(text, calls.TOOLS)
         summary = f"of {text!r}, which the grammar allows, the parser makes {found} and {prose!r}"
         demand(bool(found) and not prose, summary)
         for name, arguments in found:
             demand(name in schemas, f"{summary}: no such tool")
-            fits = jsonschema.Draft202012Validator(schemas[name].get("parameters", True))
-            errors = [error.message for error in fits.iter_errors(arguments)]
+            validator = jsonschema.Draft202012Validator(schemas[name].get("parameters", True))
+            errors = [error.message for error in validator.iter_errors(arguments)]
             demand(not errors, f"{summary}: {errors}")
-    demand(ended > 0, f"of {SEEDS} random replies none ends within {LONGEST} tokens")
-    first = of.constraint([calls.TOOL])
+    demand(complete > 0, f"of {SEEDS} random replies none ends within {LONGEST} tokens")
+    start = of.constraint([calls.TOOL])
 
     def check(arguments: dict[str, Any]) -> None:
         text = of.call_text("put", arguments, calls.SCHEMA)
-        if of.model.accepts(first.fork(), text):
-            plain = [("put", calls.expected_arguments(of.parser, arguments))]
+        if of.model.accepts(start.fork(), text):
+            wanted = [("put", calls.expected_arguments(of.parser, arguments))]
             summary = f"the grammar allows {text!r}, which the parser reads otherwise"
-            same(of.calls_in(text, [calls.TOOL]), (plain, ""), summary)
+            same(of.calls_in(text, [calls.TOOL]), (wanted, ""), summary)
 
     for_examples(calls.calls(of.parser, nested=False), 40, check)
     for piece in calls.pieces(of.parser):
@@ -231,8 +241,8 @@ def odd_names(of: Format) -> None:
         of.read([text], tools=[tool])
         if not refusal_of(tool):
             demand(of.model.accepts(of.constraint([tool]), text), f"the grammar bars {text!r}")
-            whole = ([(called, arguments)], "")
-            same(of.calls_in(text, [tool]), whole, f"{text!r} reads otherwise")
+            wanted = ([(called, arguments)], "")
+            same(of.calls_in(text, [tool]), wanted, f"{text!r} reads otherwise")
 
     names = calls.WORD | calls.ODD_NAME
     keys = st.lists(names, max_size=3, unique=True)
@@ -249,14 +259,15 @@ def cut_replies(of: Format) -> None:
     for end in range(len(call)):
         for before in ("", BEFORE):
             text = before + call[:end]
-            _nothing_lost(of, text, before, of.read([text]))
+            _demand_nothing_lost(of, text, before, of.read([text]))
     for opener in of.marks() if of.parser.whole is None else ():
         text = f"{BEFORE}It begins with {opener} and so on."
         left = of.read([text]).content
         demand(left == text, f"of the sentence {text!r} only {left!r} is left")
 
 
-def _nothing_lost(of: Format, text: str, before: str, found: WholeReply) -> None:
+def _demand_nothing_lost(of: Format, text: str, before: str, found: WholeReply) -> None:
+    """`found` was read from `text`: `before`, then the beginning of a call."""
     left = (found.content + found.reasoning).strip()
     summary = f"of the cut reply {text!r} only {left!r} and {found.calls} are left"
     demand(before.strip() in left, f"the text before the call is lost: {summary}")

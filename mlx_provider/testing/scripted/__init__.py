@@ -8,13 +8,13 @@ Tests of a client, a parser, a gateway or a plugin need a model whose next words
     both = (Call("read", {"path": "a"}), Call("read", {"path": "b"}))
     prompt = script(Step("Looking.", (Call("bash", {"command": "ls"}),)), Step(calls=both))
 
-The script is in the user's message; the client may write anything around it. The first step
-answers that message, the second what follows the first tool results, and so on; then the model
-ends with a text that quotes the last tool result. Without a script it repeats the question. A
-request for a summary, with which coding agents make room, gets one with the rest of the script.
+The script is in the user's message; the client may write anything around it. The first step is the
+reply to that message, the second the reply to the first tool results, and so on. After the last
+step, a text quotes the last tool result. Without a script, the model repeats the question. If a
+coding agent asks for a summary, to make room in its context, it gets the rest of the script.
 
-It reads what it says only from its KV cache, so that a wrong cache gives wrong words. This module
-is also the plugin with the family: other processes find it by `environment(folder)`."""
+The model knows the conversation only from its KV cache, so that a wrong cache gives wrong words.
+This module is also the plugin with the family: other processes find it by `environment(folder)`."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ mlx_provider_api = 1
 
 DISTRIBUTION = "mlx_provider_scripted"
 MODEL_TYPE = "scripted"
-CONTEXT = 200_000
-MERGES = 16_000
+CONTEXT = 200_000  # tokens
+MERGES = 16_000  # of the tokenizer
 BEGIN, END = "SCRIPT: ", " :END"
-WRITTEN = re.compile(r"SCRIPT:(.*?):END", re.DOTALL)
+WRITTEN = re.compile(r"SCRIPT:(.*?):END", re.DOTALL)  # finds the scripts in a text
 TURN, TURN_END, TEXT_END = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+# each is one token, which decoded text keeps
 ADDED = "<tool_call> </tool_call> <tool_response> </tool_response> <think> </think>".split()
-"""Tokens of their own that decoded text keeps."""
-RESULT = "<tool_response>\n"
-TOOLS = "\n<tools>\n"
+RESULT = "<tool_response>\n"  # begins a message with a tool result
+TOOLS = "\n<tools>\n"  # precedes the tools in the system message
 
 
 class BadScript(ValueError):
@@ -66,19 +66,17 @@ class Call:
 
 @dataclass(frozen=True)
 class Step:
+    """One reply of the model: a thought, then a text, then calls."""
+
     say: str = ""
-    calls: tuple[Call, ...] = ()
-    """All at once."""
+    calls: tuple[Call, ...] = ()  # all in this reply
     think: str = ""
-    count: int = 0
-    """The numbers from 1 up to this one, after the text."""
-    slow: float = 0.0
-    """Seconds for each token of the reply."""
-    prefill: float = 0.0
-    """Seconds for its whole prompt, by tokens: those from the prefix cache take none."""
+    count: int = 0  # the text goes on with the numbers from 1 up to this one
+    slow: float = 0.0  # seconds for each token of the reply
+    prefill: float = 0.0  # seconds for its whole prompt; cached tokens save their share
     since: float = 0.0
-    """A time, in seconds since 1970, that `prefill` counts from. Prompts of one engine that count
-    from one moment take their time side by side."""
+    """The time in seconds since 1970 from which `prefill` counts; 0: from the prompt's start. With
+    one time for several prompts of an engine, they take their seconds side by side."""
 
     @property
     def text(self) -> str:
@@ -86,6 +84,7 @@ class Step:
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Step:
+        """The step with these fields of a script. Raises `BadScript` for wrong ones."""
         try:
             calls = tuple(Call(**call) for call in fields.get("calls", ()))
             return cls(**{**fields, "calls": calls})
@@ -94,6 +93,7 @@ class Step:
 
 
 def script(*steps: Step) -> str:
+    """The text of a script, to put into a user's message."""
     fields = [{n: value for n, value in asdict(step).items() if value} for step in steps]
     return BEGIN + json.dumps(fields) + END
 
@@ -128,15 +128,15 @@ def _as_tags(call: Call) -> str:
 
 Format = Callable[[Call], str]
 FORMATS: Mapping[str, Format] = {"json": _as_json, "tags": _as_tags}
-"""By name: `json`, as Hermes and Qwen have it; `tags`, as Qwen's coders do."""
+"""How calls are written, by name: `json` as by Hermes and Qwen, `tags` as by Qwen's coders."""
 
 
 def build(
     folder: Path, calls: str = "json", *, context_length: int = CONTEXT, merges: int = MERGES
 ) -> Path:
-    """`calls`: one of `FORMATS`. Its tokens are learnt from Python's own library, in a second or
-    two, and have three letters on average; of 2,000 `merges`, learnt in a fifth of a second, two.
-    """
+    """Write a checkpoint into `folder`, and return it. `calls`: a name of `FORMATS`. The tokenizer
+    is trained on Python's standard library with so many `merges`: 16,000 take a second or two and
+    give tokens of three letters on average, 2,000 take a fifth of a second and give two letters."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = (f"calls_as_{calls}.jinja", "template.jinja")
     template = "".join((Path(__file__).parent / part).read_text("utf-8") for part in parts)
@@ -156,11 +156,9 @@ def _write_tokenizer(folder: Path, merges: int) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = BpeTrainer(
-        vocab_size=len(special) + 256 + merges,
-        special_tokens=special,
+        vocab_size=len(special) + 256 + merges, special_tokens=special, show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    )  # fmt: skip
     library = sorted(Path(sysconfig.get_path("stdlib")).glob("[a-z]*.py"))
     texts = (path.read_text(encoding="utf-8", errors="replace") for path in library)
     tokenizer.train_from_iterator(texts, trainer)
@@ -172,9 +170,9 @@ def _write_tokenizer(folder: Path, merges: int) -> None:
 
 
 def environment(folder: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables with which a process finds the family in addition to the installed plugins. Writes
-    into `folder` the files that pip would install for this plugin, and puts the folder first on the
-    `PYTHONPATH` of `environ`."""
+    """Variables with which a process finds the family in addition to the installed plugins: a
+    `PYTHONPATH` with `folder` first, then that of `environ`. Writes into `folder` the files that
+    pip would install for this plugin."""
     info = folder / f"{DISTRIBUTION}-{__version__}.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     head = f"Metadata-Version: 2.1\nName: mlx-provider-scripted\nVersion: {__version__}\n"
@@ -185,6 +183,7 @@ def environment(folder: Path, environ: Mapping[str, str] = os.environ) -> dict[s
 
 
 def load(folder: Path, options: LoadOptions) -> LoadedModel:
+    """Load a checkpoint of `build`. Raises `UnsupportedModel` for unknown `calls`."""
     from ...families.checkpoint import context_length, fingerprint, read_json
     from ...families.tokenizer import load_tokenizer
     from .model import ScriptedModel
@@ -195,25 +194,19 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
         raise UnsupportedModel(f"calls of {folder} must be one of {', '.join(FORMATS)}")
     tokenizer = load_tokenizer(folder, options)
     context = context_length(config, options)
+    vocab_size, end = tokenizer.fast.get_vocab_size(), tokenizer.fast.token_to_id(TURN_END)
     info = ModelInfo(
-        model_type=MODEL_TYPE,
-        context_length=context,
-        vocab_size=tokenizer.fast.get_vocab_size(),
-        stop_tokens=frozenset([tokenizer.fast.token_to_id(TURN_END)]),
-        fingerprint=fingerprint(folder, options),
-        weights_bytes=4 * tokenizer.fast.get_vocab_size(),
-        precision="float32",
-        chat_template=tokenizer.chat_template,
-    )
+        model_type=MODEL_TYPE, context_length=context, vocab_size=vocab_size,
+        stop_tokens=frozenset([end]), fingerprint=fingerprint(folder, options),
+        weights_bytes=4 * vocab_size, precision="float32", chat_template=tokenizer.chat_template,
+    )  # fmt: skip
     return ScriptedModel(tokenizer.within(context), info, calls)
 
 
 FAMILY = ModelFamily(
-    "scripted",
-    lambda config: 10 * (config.get("model_type") == MODEL_TYPE),
-    load,
+    "scripted", lambda config: 10 * (config.get("model_type") == MODEL_TYPE), load,
     serves="models that follow a script in the prompt",
-)
+)  # fmt: skip
 
 
 @hookimpl

@@ -1,8 +1,9 @@
-"""A model without weights that replies from a script: it reads the next token from its KV cache.
+"""A model without weights that replies from a script. Its KV cache contains the tokens so far, and
+they decide which token is next.
 
 That token has by far the highest logit, so that every sampler draws it. Where a mask bars it, lower
-logits continue the reply: in other tokens, then without its text or its thought, and then with
-tokens that close JSON."""
+logits continue the reply: with the same text in other tokens, then without the text or the thought,
+then with tokens that close JSON. `reply_to` chooses the reply."""
 
 import re
 import time
@@ -22,29 +23,29 @@ from . import RESULT, TOOLS, TURN, TURN_END, WRITTEN, BadScript, Format, Step, s
 
 Tokens = NDArray[np.int64]
 SCRIPTED_LOGIT = 300.0
+# of the first character of the reply's rest without its leading white space, and with it
 CHARACTER_LOGITS = (150.0, 200.0)
-"""Of the first character of the rest without its leading white space, and with it."""
 FALLBACK_FACTORS = (1.0, 0.3, 0.25)
-"""On these logits, for `Reply.text` and each of `Reply.fallbacks`."""
+"""Multiply the logits above, for `Reply.text` and for each of `Reply.fallbacks`."""
 END_LOGIT = 70.0
 CLOSER_LOGIT = 60.0
+# unlikely tokens that can close JSON where a grammar demands text that the script lacks
 CLOSERS = ('"', "}", "]", "1", ",", ":", " ")
-"""Unlikely tokens that can close JSON where a grammar demands text that the script lacks."""
-CACHED = 64
-SUMMARY_WANTED = (
+CACHED = 64  # entries of each `lru_cache`
+SUMMARY_WANTED = (  # words by which coding agents ask for a summary, to make room
     *("CRITICAL: Respond with TEXT ONLY", "CONTEXT CHECKPOINT", "context checkpoint"),
     *("handoff summary", "detailed summary", "anchored summary", "state_snapshot"),
     *("continuing our conversation", "Summarize the conversation"),
 )
-"""Words by which coding agents ask for a summary, to make room in their context."""
+# in the system message of a request without tools, whose only purpose is a summary, or a title
 SUMMARISER = re.compile(r"\bsummari[sz]", re.IGNORECASE)
-"""In the system prompt of a request without tools, whose only purpose is a summary."""
-TITLE_WANTED = re.compile(r'(?<!")\btitles?\b(?!")', re.IGNORECASE)
-"""In a system prompt; a JSON schema has it in quotes."""
+TITLE_WANTED = re.compile(r'(?<!")\btitles?\b(?!")', re.IGNORECASE)  # no key in a schema
 
 
 @dataclass(frozen=True)
 class Turn:
+    """A message, read back from the prompt."""
+
     role: str
     text: str
 
@@ -55,13 +56,16 @@ class Turn:
 
 @dataclass(frozen=True)
 class Reply:
+    """What the model writes, and the step of the script that it comes from."""
+
     text: str
-    fallbacks: tuple[str, ...] = ()
-    """Where a grammar bars part of the text: the thought and the calls; the calls."""
+    fallbacks: tuple[str, ...] = ()  # if a grammar bars `text`: thought and calls; then calls alone
     step: Step = field(default_factory=Step)
 
 
 def reply_to(turns: Sequence[Turn], calls: Format) -> Reply:
+    """The reply to a conversation: a summary or title if one is wanted, else the next step, or a
+    last text after all steps. A script that cannot be read is reported in the reply."""
     try:
         steps, done = _find_script(turns)
     except BadScript as error:
@@ -80,14 +84,14 @@ def reply_to(turns: Sequence[Turn], calls: Format) -> Reply:
         return Reply(f"All {len(steps)} steps are done. The last result: {last[-300:]}")
     step = steps[done]
     thought = f"<think>\n{step.think}\n</think>\n\n" if step.think else ""
-    made = "\n".join(f"<tool_call>\n{calls(call)}\n</tool_call>" for call in step.calls)
-    text = thought + "\n".join(filter(None, [step.text, made]))
-    return Reply(text, (thought + made, made) if made else (), step)
+    blocks = "\n".join(f"<tool_call>\n{calls(call)}\n</tool_call>" for call in step.calls)
+    text = thought + "\n".join(filter(None, [step.text, blocks]))
+    return Reply(text, (thought + blocks, blocks) if blocks else (), step)
 
 
 def _find_script(turns: Sequence[Turn]) -> tuple[tuple[Step, ...] | None, int]:
-    """The steps of the newest script, and how many are answered. Leading steps whose text the
-    script's own message quotes count as answered. `None`: there is no script."""
+    """The steps of the newest script (`None`: there is none), and how many of them are answered.
+    Leading steps whose text stands beside the script in its own message count as answered."""
     for at, turn in reversed(list(enumerate(turns))):
         found = None if turn.is_result or turn.role == "system" else steps_in(turn.text)
         if found is not None:
@@ -123,7 +127,8 @@ def _system(turns: Sequence[Turn]) -> str:
 
 
 class ScriptedModel:
-    """See `mlx_provider.LoadedModel`. Keys of its one layer are token ids, in float32."""
+    """See `mlx_provider.LoadedModel`, which describes the methods. The keys and values of its one
+    layer are token ids, in float32."""
 
     model = None
     kv_layouts: Sequence[str] = ("solo",)
@@ -141,13 +146,9 @@ class ScriptedModel:
         self._closer_logits = mx.array(closers)
 
     def prepare(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]],
-        media: Sequence[MediaItem],
-        variables: Mapping[str, Any],
-    ) -> Prompt:
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]],
+        media: Sequence[MediaItem], variables: Mapping[str, Any],
+    ) -> Prompt:  # fmt: skip
         if media:
             raise BadRequest("a scripted model takes text only", param="messages")
         return self.tokenizer.render(messages, tools, variables)
@@ -169,17 +170,15 @@ class ScriptedModel:
         return self._logits(history) if chunk.stop == len(whole) else self._closer_logits
 
     def decode(
-        self,
-        tokens: mx.array,
-        cache: list[Any],
-        positions: mx.array,
+        self, tokens: mx.array, cache: list[Any], positions: mx.array,
         logits_at: mx.array | None = None,
-    ) -> mx.array:
+    ) -> mx.array:  # fmt: skip
         history = self._append_to_cache(tokens, cache)
         time.sleep(self._reply_for(history).step.slow)
         return self._logits(history)[None]
 
     def _append_to_cache(self, tokens: mx.array, cache: list[Any]) -> Tokens:
+        """Append, and return all tokens of the cache."""
         added = tokens.astype(mx.float32).reshape(1, 1, -1, 1)
         keys, _ = cache[0].update_and_fetch(added, added)
         return np.array(keys.astype(mx.float32).reshape(-1)).astype(np.int64)
@@ -192,12 +191,12 @@ class ScriptedModel:
         return logits
 
     def _candidates(self, history: Tokens) -> list[tuple[int, float]]:
-        at = self._last_turn(history)
-        begun = tuple(history[at:].tolist())
+        """Tokens that may be next, with logits. Of one token twice, the last logit counts."""
+        turn = tuple(history[self._last_turn(history) :].tolist())
         head = self._cached_encode(f"{TURN}assistant\n")
-        if begun[: len(head)] != head:
+        if turn[: len(head)] != head:
             return [(self._end, SCRIPTED_LOGIT)]
-        said, reply = begun[len(head) :], self._reply_for(history)
+        said, reply = turn[len(head) :], self._reply_for(history)
         found = [(self._end, END_LOGIT)]
         texts = (reply.text, *reply.fallbacks)
         for factor, text in reversed([*zip(FALLBACK_FACTORS, texts, strict=False)]):
@@ -205,8 +204,8 @@ class ScriptedModel:
         return found
 
     def _continuations(self, text: str, said: tuple[int, ...]) -> list[tuple[int, float]]:
-        """Candidates with logits, the best one last: the next token; the first character of the
-        rest, and of the rest without leading white space. Empty: the text ends."""
+        """Candidates with logits after `said`, the best one last: two characters (see
+        `CHARACTER_LOGITS`), then the next token of `text`. Empty: `text` does not begin so."""
         whole = self._cached_encode(text)
         if whole[: len(said)] == said:
             left = whole[len(said) :]
@@ -221,9 +220,11 @@ class ScriptedModel:
         return [*found, ((*left, self._end)[0], SCRIPTED_LOGIT)]
 
     def _reply_for(self, history: Tokens) -> Reply:
+        """The reply that the last turn has begun: the tokens before that turn decide."""
         return self._cached_reply(history[: self._last_turn(history)].tobytes())
 
     def _last_turn(self, history: Tokens) -> int:
+        """The place where the last turn starts."""
         starts = np.flatnonzero(history == self._start)
         return int(starts[-1]) if len(starts) else 0
 
@@ -242,13 +243,13 @@ class ScriptedModel:
 
 
 def rest_of(text: str, said: str) -> str | None:
-    """The rest of a text after `said`, ignoring its white space; `None`: it begins differently."""
+    """The rest of a text after its beginning `said`, with differences in white space ignored.
+    `None`: the text begins differently."""
     if text.startswith(said):
         return text[len(said) :]
-    wanted = iter(enumerate(text))
-    end = 0
+    unread, end = iter(enumerate(text)), 0
     for letter in filter(lambda letter: not letter.isspace(), said):
-        end, found = next(((i + 1, c) for i, c in wanted if not c.isspace()), (0, ""))
+        end, found = next(((i + 1, c) for i, c in unread if not c.isspace()), (0, ""))
         if found != letter:
             return None
     return text[end:].lstrip() if said[-1:].isspace() else text[end:]

@@ -1,6 +1,6 @@
-"""Turns requests of the Messages API into those of chat completions. What no model can see is
-refused in the system prompt and in a message that a user has just typed; in an earlier turn it
-becomes text."""
+"""Turns requests of the Messages API into those of chat completions. Parts that no model can see
+are refused in the system prompt and in a message that a user has just typed. In earlier turns they
+become text."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -19,12 +19,12 @@ BLOCKS: Mapping[str, Collection[str]] = {
     "system": ("text",),
 }
 RESULT_BLOCKS = ("text", "image", "tool_reference")
-IMAGE_SOURCES = {"base64": "data", "url": "url"}
-MEMBERS = ("name", "description", "strict")
+IMAGE_SOURCES = {"base64": "data", "url": "url"}  # by type: the member with the image
+MEMBERS = ("name", "description", "strict")  # of a tool, the same in chat
 BUILT_IN = ("bash_", "computer_", "memory_", "text_editor_")
 """Types of tools whose schema Anthropic's models know. All other types run on its servers."""
 NO_PARALLEL_CALLS = "tool_choice.disable_parallel_tool_use"
-CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
+CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}  # in chat
 ERROR_PREFIX = "Error: "
 CHAT_ONLY = (
     "function_call functions logprobs max_completion_tokens n parallel_tool_calls response_format"
@@ -36,8 +36,8 @@ CHAT_ONLY = (
 def message_request(
     body: Mapping[str, Any], sender: Mapping[str, Any], *, counted: bool = False
 ) -> tuple[GenerateRequest, ClientNames]:
-    """The request, with parameters of chat where Anthropic has none, and the names of its parts.
-    `counted`: only its prompt is wanted, which needs no `max_tokens`."""
+    """The request, and the client's names of its parts. Parameters of chat that Anthropic lacks are
+    allowed, too. `counted`: only the prompt's tokens are counted, which needs no `max_tokens`."""
     params = Parameters(body)
     if not counted and body.get("max_tokens") is None:
         raise wrong_part("max_tokens", "is missing")
@@ -60,7 +60,7 @@ def message_request(
 
 
 def _names(body: Mapping[str, Any]) -> dict[str, str]:
-    """Parameters of this API, by those of chat."""
+    """The names of parameters in this API, by those in chat."""
     config, form = body.get("output_config") or {}, _format_name(body.get("output_config"))
     names = {
         "parallel_tool_calls": NO_PARALLEL_CALLS,
@@ -82,8 +82,8 @@ def _format_name(config: Any) -> str:
 
 
 def chat_messages(system: Any, messages: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Messages, and the places of their parts in the request. Chat itself reads text, images and
-    thoughts in Anthropic's form."""
+    """Messages of chat, and by their path the places in the request. Blocks with text, images and
+    thoughts stay in Anthropic's form, which chat reads, too."""
     _check_blocks(system, "system", BLOCKS["system"])
     if not messages:
         raise wrong_part("messages", "must be a list of at least one message")
@@ -100,7 +100,8 @@ def chat_messages(system: Any, messages: Any) -> tuple[list[dict[str, Any]], dic
 
 
 def is_typed(last: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the last message is a user's, and neither holds results nor follows them."""
+    """Whether a user has typed the last of these (one or two) messages. An agent writes messages
+    with results of tools, and the messages after them."""
     return last[-1].get("role") == "user" and not any(map(_has_results, last))
 
 
@@ -121,6 +122,7 @@ def _check_blocks(content: Any, where: str, known: Collection[str] | None) -> No
 
 
 def check_image(block: Mapping[str, Any], where: str) -> None:
+    """Raises `BadRequest` if the block has no image in one of `IMAGE_SOURCES`."""
     where = f"{where}.source"
     source = expect_object(block.get("source"), where)
     place = IMAGE_SOURCES[check_kind(source.get("type"), f"{where}.type", IMAGE_SOURCES)]
@@ -176,6 +178,7 @@ def _part(block: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def chat_tools(params: Parameters) -> dict[str, Any]:
+    """The parameters of chat for tools and tool choice, as far as the request has them."""
     tools, choice = params.take("tools"), params.mapping("tool_choice")
     fields: dict[str, Any] = {}
     if tools is not None:
@@ -202,6 +205,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def known_members(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """The tool without members that this API does not know."""
     return {name: tool[name] for name in (*MEMBERS, "input_schema") if name in tool}
 
 
@@ -214,6 +218,7 @@ def _choice(choice: Mapping[str, Any]) -> Any:
 
 
 def answer_format(params: Parameters) -> dict[str, Any]:
+    """Chat's `reasoning_effort` and `response_format`, from `output_config` and `output_format`."""
     config, older = params.mapping("output_config"), params.take("output_format")
     form = config.get("format") or older
     fields = {"reasoning_effort": config.get("effort")}
@@ -226,6 +231,7 @@ def answer_format(params: Parameters) -> dict[str, Any]:
 
 
 def cache_marks(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """All `cache_control` of a checked request, its blocks and its tools."""
     messages = [message.get("content") for message in body["messages"]]
     lists = [body.get("system"), body.get("tools"), *messages]
     blocks = [body, *(block for items in lists if isinstance(items, list) for block in items)]
@@ -234,6 +240,7 @@ def cache_marks(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def retains(body: Mapping[str, Any]) -> bool:
+    """Whether the client wants the prompt to be cached for an hour."""
     return any(mark.get("ttl") == "1h" for mark in cache_marks(body))
 
 

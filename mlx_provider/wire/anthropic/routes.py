@@ -16,23 +16,25 @@ from ..openai.answer import finish_reason, usage_of
 from ..openai.request import Parameters
 from .request import cache_marks, message_request
 
-TYPES = {**answer.TYPES, 404: "not_found_error", 413: "request_too_large"}
-Part = dict[str, Any]
+TYPES = {**answer.TYPES, 404: "not_found_error", 413: "request_too_large"}  # of errors, by status
+Part = dict[str, Any]  # an event of the stream, or an object in one
 PING = event_frame({"type": "ping"})
 NOTHING_ELSE = dict.fromkeys(("cache_creation", "inference_geo", "server_tool_use", "service_tier"))
+"""Members of the usage that are always null here."""
 DISPLAYS = ("summarized", "omitted")
-"""Of thoughts: a local model's are sent whole in place of a summary."""
+"""Values of `thinking.display`. For `summarized`, thoughts are sent whole."""
 
 
 def _read_message(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     params = Parameters(body)
-    reply, thinking = Stream if params.flag("stream") else WholeResponse, params.mapping("thinking")
-    if thinking.get("display") is not None:
-        check_kind(thinking["display"], "thinking.display", DISPLAYS)
+    kind = Stream if params.flag("stream") else WholeResponse
+    display = params.mapping("thinking").get("display")
+    if display is not None:
+        check_kind(display, "thinking.display", DISPLAYS)
     request, names = message_request(body, sender)
-    shows, stored = thinking.get("display") != "omitted", bool(cache_marks(body))
-    make = partial(reply, wanted=body["max_tokens"], thoughts=shows, stored=stored)
-    return ParsedRequest([request], make, names)
+    shows, stored = display != "omitted", bool(cache_marks(body))
+    reply = partial(kind, wanted=body["max_tokens"], thoughts=shows, stored=stored)
+    return ParsedRequest([request], reply, names)
 
 
 def _read_count(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
@@ -41,19 +43,19 @@ def _read_count(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedReques
 
 
 class _Message:
-    """One block is open at a time."""
+    """Turns the engine's events into those of Anthropic's stream. One block is open at a time."""
 
     def __init__(
         self, accepted: Accepted, wanted: int | None, *, thoughts: bool = True, stored: bool = False
     ) -> None:
-        """`wanted`: `max_tokens` of the request, of which the context may leave less; -1: all.
-        `thoughts`: send their text, not only a block for each. `stored`: count tokens stored in the
-        prefix cache separately from other input."""
+        """`wanted`: `max_tokens` of the request, of which the context may leave less; -1: all that
+        it leaves. `thoughts`: send their text, not only a block for each. `stored`: count tokens
+        that were stored in the prefix cache separately from other input."""
         self._accepted = accepted
         self._thoughts, self._stored = thoughts, stored
         self._clipped = wanted is not None and not 0 < wanted <= accepted.max_tokens
         self._ending: Part = {}
-        self._open: object = None
+        self._open: object = None  # the open block: "thinking", "text" or the index of a call
         self._index = -1
         self._signature = sha256()
 
@@ -71,18 +73,11 @@ class _Message:
             yield {"type": "message_stop"}
 
     def _head(self) -> Part:
-        return {
-            "id": f"msg_{self._accepted.id}",
-            "type": "message",
-            "role": "assistant",
-            "model": self._accepted.model,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "stop_details": None,
-            "container": None,
-            "usage": _counts(self._accepted.prompt_tokens, 0, 0, 0) | NOTHING_ELSE,
-        }
+        accepted = self._accepted
+        usage = _counts(accepted.prompt_tokens, 0, 0, 0) | NOTHING_ELSE
+        head: Part = {"id": f"msg_{accepted.id}", "type": "message", "role": "assistant"}
+        head |= {"model": accepted.model, "content": [], "stop_reason": None, "stop_sequence": None}
+        return {**head, "stop_details": None, "container": None, "usage": usage}
 
     def _blocks(self, delta: Delta) -> Iterator[Part]:
         if delta.reasoning:
@@ -148,8 +143,8 @@ class WholeResponse(_Message, api.WholeResponse):
             if part["type"] == "content_block_start":
                 content.append(part["content_block"])
             elif part["type"] == "content_block_delta":
-                ((name, text),) = ((k, v) for k, v in part["delta"].items() if k != "type")
-                content[-1][name] = content[-1].get(name, "") + text
+                for name in part["delta"].keys() - {"type"}:
+                    content[-1][name] = content[-1].get(name, "") + part["delta"][name]
             elif part["type"] == "message_delta":
                 message |= {**part["delta"], "usage": message["usage"] | part["usage"]}
         for block in content:
@@ -159,7 +154,7 @@ class WholeResponse(_Message, api.WholeResponse):
 
 
 def ending(finish: Finish, *, clipped: bool) -> Part:
-    """`clipped`: the context left less room than `max_tokens`."""
+    """How a message ended. `clipped`: the context left less room than `max_tokens`."""
     reason = finish_reason(finish)
     if reason == "length":
         reason = "model_context_window_exceeded" if clipped else "max_tokens"
@@ -171,17 +166,14 @@ def ending(finish: Finish, *, clipped: bool) -> Part:
 
 
 def _counts(prompt: int, cached: int, stored: int, completion: int) -> Part:
-    """Anthropic's input count excludes tokens read from the cache and stored in it."""
-    return {
-        "input_tokens": prompt - cached - stored,
-        "cache_read_input_tokens": cached,
-        "cache_creation_input_tokens": stored,
-        "output_tokens": completion,
-        "output_tokens_details": None,
-    }
+    """Members of the usage. `input_tokens` excludes tokens read from the cache and stored in it."""
+    read = {"input_tokens": prompt - cached - stored, "cache_read_input_tokens": cached}
+    written = {"cache_creation_input_tokens": stored, "output_tokens": completion}
+    return {**read, **written, "output_tokens_details": None}
 
 
 def error_body(error: MLXProviderError) -> dict[str, Any]:
+    """An error in Anthropic's form."""
     other = "invalid_request_error" if error.status < 500 else "api_error"
     kind = TYPES.get(error.status, other)
     shown = {"type": kind, "message": error.message, "details": {"error_code": error.code}}

@@ -1,5 +1,5 @@
 """The engine's events in OpenAI's form: the chunks of a stream, a whole answer, an error. LiteLLM's
-provider makes its objects of the same choices."""
+provider makes its objects from the same choices."""
 
 import time
 from collections import Counter, defaultdict
@@ -13,33 +13,29 @@ from ...protocol.events import Accepted, Delta, Done, Event, Finish, TokenLogpro
 from .. import api
 from ..api import json_bytes
 
-TYPES = {
+TYPES = {  # of errors, by HTTP status
     401: "authentication_error",
     403: "permission_error",
     408: "timeout_error",
     429: "rate_limit_error",
 }
 CONTEXT = "This model's maximum context length is exceeded: "
-"""By these words LiteLLM knows a `ContextWindowExceededError` (1.106.2,
+"""By these words LiteLLM recognises a `ContextWindowExceededError` (1.106.2,
 `is_error_str_context_window_exceeded`)."""
 DONE = b"data: [DONE]\n\n"
-ALWAYS_EMPTY: dict[str, Any] = {"refusal": None, "annotations": []}
+ALWAYS_EMPTY: dict[str, Any] = {"refusal": None, "annotations": []}  # members of a message
 
 
 def error_body(error: MLXProviderError) -> dict[str, Any]:
+    """An error in OpenAI's form."""
     other = "invalid_request_error" if error.status < 500 else "server_error"
-    words = CONTEXT if isinstance(error, ContextTooLong) else ""
-    return {
-        "error": {
-            "message": words + error.message,
-            "type": TYPES.get(error.status, other),
-            "param": error.param,
-            "code": error.code,
-        }
-    }
+    message = (CONTEXT if isinstance(error, ContextTooLong) else "") + error.message
+    what = {"message": message, "type": TYPES.get(error.status, other)}
+    return {"error": {**what, "param": error.param, "code": error.code}}
 
 
 def finish_reason(finish: Finish | None) -> str:
+    """OpenAI's reason. Raises `EngineUnavailable` if the engine cancelled the request."""
     if finish is None:
         return "stop"
     if finish.reason == "cancelled":
@@ -48,7 +44,8 @@ def finish_reason(finish: Finish | None) -> str:
 
 
 def usage_of(done: Done) -> dict[str, Any]:
-    """Cached tokens are fewer than prompt tokens, as LiteLLM's own tests demand."""
+    """Usage in OpenAI's form. Cached tokens are fewer than prompt tokens, as LiteLLM's own tests
+    demand."""
     usage = done.usage
     cached = max(0, min(usage.cached_tokens, usage.prompt_tokens - 1))
     skipped = {"skipped_tokens": usage.skipped_tokens} if usage.skipped_tokens else {}
@@ -66,15 +63,14 @@ def usage_of(done: Done) -> dict[str, Any]:
 
 
 def logprobs_of(tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    """In the form of chat. `None`: there are none."""
     if not tokens:
         return None
-    return {
-        "content": [
-            {**_logprob(token), "top_logprobs": [_logprob(other) for other in token.top]}
-            for token in tokens
-        ],
-        "refusal": None,
-    }
+    content = [
+        {**_logprob(token), "top_logprobs": [_logprob(other) for other in token.top]}
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
 
 
 def _logprob(token: TokenLogprob) -> dict[str, Any]:
@@ -82,8 +78,8 @@ def _logprob(token: TokenLogprob) -> dict[str, Any]:
 
 
 def text_logprobs(tokens: Sequence[TokenLogprob], begins: int = 0) -> dict[str, Any] | None:
-    """In the form of text completions: lists of equal length. `None`: not requested. `begins`:
-    characters of the choice before these tokens, for `text_offset`."""
+    """In the form of text completions: lists of equal length. `None`: there are none. `begins`:
+    number of characters in the choice before these tokens, for `text_offset`."""
     if not tokens:
         return None
     offsets = [*accumulate((len(token.token) for token in tokens), initial=begins)]
@@ -99,14 +95,17 @@ def text_logprobs(tokens: Sequence[TokenLogprob], begins: int = 0) -> dict[str, 
 
 
 class ChunkChoices:
+    """Makes the `choices` of the chunks of one stream."""
+
     def __init__(self, *, text: bool) -> None:
+        """`text`: in the form of text completions, otherwise of chat."""
         self._text = text
-        self._begun: set[int] = set()
-        self._written: Counter[int] = Counter()
+        self._begun: set[int] = set()  # indices of choices that have a chunk
+        self._written: Counter[int] = Counter()  # by index: characters of tokens so far
 
     def of(self, event: Event) -> Iterator[dict[str, Any]]:
-        """One choice per kind of output, because accumulators of clients take one kind at a time.
-        Raises the error of a request that the engine cancelled."""
+        """One choice for each kind of output in an event, because clients that collect chunks take
+        one kind at a time. Raises the error of a request that the engine cancelled."""
         if isinstance(event, Finish):
             yield self.choice(event.index, reason=finish_reason(event))
         elif isinstance(event, Delta) and self._text:
@@ -127,21 +126,23 @@ class ChunkChoices:
         logprobs: dict[str, Any] | None = None,
         reason: str | None = None,
     ) -> dict[str, Any]:
-        part = delta or {}
+        """One choice of a chunk. The first chunk of a choice in chat gets the role."""
+        delta = delta or {}
         if self._text:
-            part = {"text": part.get("content", "")}
+            output = {"text": delta.get("content", "")}
         elif index in self._begun:
-            part = {"delta": part}
+            output = {"delta": delta}
         else:
             self._begun.add(index)
-            part = {"delta": {"role": "assistant", **part}}
-        return {"index": index, **part, "logprobs": logprobs, "finish_reason": reason}
+            output = {"delta": {"role": "assistant", **delta}}
+        return {"index": index, **output, "logprobs": logprobs, "finish_reason": reason}
 
     def _parts(self, event: Delta) -> list[dict[str, Any]]:
+        """The `delta`s of chat for each kind of output in an event."""
         texts = {"reasoning_content": event.reasoning, "content": event.content}
         parts: list[dict[str, Any]] = [{name: text} for name, text in texts.items() if text]
         for call in event.tool_calls:
-            # LiteLLM's Anthropic bridge would lose arguments beside id and name.
+            # arguments come alone: LiteLLM's Anthropic bridge would lose them beside id and name
             pieces = (call.id, call.name, ""), (None, None, call.arguments)
             for call_id, name, arguments in pieces:
                 if name is None and not arguments:
@@ -154,17 +155,14 @@ class ChunkChoices:
 
 def _head(accepted: Accepted, *, text: bool, chunk: bool = False) -> dict[str, Any]:
     kind = "text_completion" if text else "chat.completion" + ".chunk" * chunk
-    return {
-        "id": f"{'cmpl' if text else 'chatcmpl'}-{accepted.id}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": accepted.model,
-    }
+    name = f"{'cmpl' if text else 'chatcmpl'}-{accepted.id}"
+    return {"id": name, "object": kind, "created": int(time.time()), "model": accepted.model}
 
 
 class Stream(api.Stream):
     def __init__(self, accepted: Accepted, *, text: bool = False, usage: bool = False) -> None:
-        """`usage`: end with a chunk of usage (`stream_options.include_usage`)."""
+        """`text`: of text completions, otherwise of chat. `usage`: end with a chunk of usage
+        (`stream_options.include_usage`)."""
         self._head = _head(accepted, text=text, chunk=True) | ({"usage": None} if usage else {})
         self._begin = b"data: " + json_bytes(self._head)[:-1] + b',"choices":['
         self._usage = usage
@@ -193,25 +191,22 @@ class WholeResponse(api.WholeResponse):
         for event in events:
             if isinstance(event, Delta):
                 deltas[event.index].append(event)
-        answers = [(join_deltas(deltas[at]), ends.get(at)) for at in sorted(deltas.keys() | ends)]
+        indices = sorted(deltas.keys() | ends)
+        answers = [(join_deltas(deltas[index]), ends.get(index)) for index in indices]
         choices = [self._choice(at, *answer) for at, answer in enumerate(answers)]
         return self._head | {"choices": choices, "usage": usage_of(done)}
 
     def _choice(self, index: int, answer: Delta, finish: Finish | None) -> dict[str, Any]:
-        text, reason = self._text, finish_reason(finish)
-        said = {"text": answer.content} if text else {"message": self._message(answer)}
-        logprobs = (text_logprobs if text else logprobs_of)(answer.logprobs)
-        return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
+        reason = finish_reason(finish)
+        output = {"text": answer.content} if self._text else {"message": self._message(answer)}
+        logprobs = (text_logprobs if self._text else logprobs_of)(answer.logprobs)
+        return {"index": index, **output, "logprobs": logprobs, "finish_reason": reason}
 
     def _message(self, answer: Delta) -> dict[str, Any]:
-        calls = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in answer.tool_calls
-        ]
+        calls: list[dict[str, Any]] = []
+        for call in answer.tool_calls:
+            function = {"name": call.name, "arguments": call.arguments}
+            calls.append({"id": call.id, "type": "function", "function": function})
         content = None if calls and not answer.content else answer.content
         fields: dict[str, Any] = {"role": "assistant", "content": content}
         if calls:

@@ -1,5 +1,5 @@
 """Turns the parameters of chat and text completions into the engine's requests. The other APIs and
-LiteLLM's provider translate their parameters into these first."""
+LiteLLM's provider translate theirs into these first. A wrong parameter raises `BadRequest`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -14,8 +14,8 @@ from ..api import ClientNames, expect, expect_object
 
 T = TypeVar("T")
 WithoutEffect = tuple[object, ...] | None
-"""Values of a parameter without effect that give no warning. `None`: no value gives one, because it
-changes no answer or other code reads it."""
+"""For a parameter that has no effect: its values that give no warning. `None`: no value gives one,
+because the parameter changes no answer or other code reads it."""
 WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
     **dict.fromkeys(("model", "stream", "stream_options", "metadata", "prompt_cache_retention")),
     **dict.fromkeys("context_management output_config prediction web_search_options".split(), ()),
@@ -27,23 +27,24 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "max_tokens": ("max_completion_tokens",),
     "template": ("chat_template_kwargs",),
 }
-"""The parameters that may set a field, if their name differs; an error names the first one given.
-The engine reports every constraint, tools included, as `grammar`."""
+"""By field of our request: the parameters that may set it, if the name differs. An error names the
+first of them that was given. The engine reports every constraint, tools included, as `grammar`."""
 SCHEMA = "response_format.json_schema.schema"
 FUNCTION_MEMBERS = ("name", "description", "parameters", "strict", "return", "returns", "response")
 """Members of a function that chat templates know."""
 COMPLETION_TOKENS = 16
 """Default of `max_tokens` in `/completions`, as in OpenAI's API."""
-MAX_CHOICES = 128
-MAX_LOGPROBS = 20
+MAX_CHOICES = 128  # of all prompts of a text completion
+MAX_LOGPROBS = 20  # for each token
 PREFIX_KEY = "prefix"
-"""A last message with this key is continued (LiteLLM 1.106.2,
+"""If this member of the last message is true, the reply continues that message (LiteLLM 1.106.2,
 `convert_prefix_message_to_non_prefix_messages`)."""
 SAMPLING = tuple(Sampling.model_fields)
 
 
 class Parameters:
-    """Of a request. Each reader takes its own; what is left is unknown."""
+    """The parameters of a request. `None` counts as absent. Each reader takes its own, so those
+    that are left at the end are unknown."""
 
     def __init__(
         self,
@@ -51,15 +52,18 @@ class Parameters:
         without_effect: Mapping[str, WithoutEffect] | None = None,
         ignored: Iterable[str] = (),
     ) -> None:
-        """`without_effect`: besides, or instead of, `WITHOUT_EFFECT`. `ignored`: more to warn."""
+        """`without_effect`: added to `WITHOUT_EFFECT`, or in place of its entries. `ignored`: more
+        names of which `take_ignored` warns."""
         self._without_effect = {**WITHOUT_EFFECT, **(without_effect or {})}
         self._ignored = [*ignored]
         self._left = {name: value for name, value in values.items() if value is not None}
 
     def take(self, name: str, default: Any = None) -> Any:
+        """Remove a parameter and return its value."""
         return self._left.pop(name, default)
 
     def take_typed(self, name: str, kind: type[T]) -> T | None:
+        """Like `take`, for a value of one type. `None`: absent."""
         value = self.take(name)
         return None if value is None else expect(value, kind, name)
 
@@ -70,32 +74,35 @@ class Parameters:
         return dict(self.take_typed(name, Mapping) or {})  # type: ignore[type-abstract]
 
     def number(self, name: str) -> Any:
-        """Refuses a truth value, which is a number in Python."""
+        """Like `take`, but refuses a truth value, which is a number in Python. Others are checked
+        later, by the request's class."""
         value = self.take(name)
         if isinstance(value, bool):
             raise wrong_part(name, f"must be a number, got {quote(value)}")
         return value
 
     def choice(self, name: str, allowed: tuple[object, ...], remedy: str) -> None:
+        """Remove a parameter, and refuse every value but those in `allowed`."""
         value = self.take(name)
         if value is not None and value not in allowed:
             raise BadRequest(f"{name}={quote(value)} is not supported: {remedy}", param=name)
 
     def take_ignored(self) -> list[str]:
-        """Take parameters without effect; returns the names for the warning."""
-        return self._ignored + [
-            name
-            for name, nothing in self._without_effect.items()
-            if (value := self.take(name)) is not None
-            and nothing is not None
-            and value not in nothing
-        ]
+        """Remove the parameters without effect; returns the names for the warning."""
+        names = [*self._ignored]
+        for name, silent in self._without_effect.items():
+            value = self.take(name)
+            if not (value is None or silent is None or value in silent):
+                names.append(name)
+        return names
 
     def rest(self) -> dict[str, Any]:
+        """Remove and return all that are left."""
         rest, self._left = self._left, {}
         return rest
 
     def refuse_rest(self) -> None:
+        """Raises `BadRequest` if any are left."""
         if self._left:
             names = ", ".join(sorted(self._left))
             raise BadRequest(f"unknown parameter: {names}", param=min(self._left))
@@ -113,11 +120,12 @@ def generate_requests(
     sets, such as `model` and `options`. `content`: the messages, or the list of prompts (`text`).
     `continues`: the reply always continues the last message."""
     template, budget = template_variables(params)
+    stop = params.take("stop", [])
     fields: dict[str, Any] = {
         "sampling": _take_all(params.number, SAMPLING),
         "template": template,
         "thinking_budget": budget,
-        "stop": [stop] if isinstance(stop := params.take("stop", []), str) else stop,
+        "stop": [stop] if isinstance(stop, str) else stop,
         "session": _session(params, sender.get("session")),
         "retain": params.take("prompt_cache_retention") == "24h",
         **_take_all(params.number, ("n", "min_tokens")),
@@ -128,13 +136,13 @@ def generate_requests(
     params.choice("modalities", (["text"],), "this model writes text only")
     params.choice("audio", (), "this model writes text only")
     if text:
-        of_request = _completions(params, content, fields)
+        own_fields = _completions(params, content, fields)
     else:
-        of_request = [_chat(params, content, continues=continues)]
+        own_fields = [_chat(params, content, continues=continues)]
     fields["ignored"] = params.take_ignored()
     params.refuse_rest()
     try:
-        return [GenerateRequest.model_validate({**sender, **fields, **own}) for own in of_request]
+        return [GenerateRequest.model_validate({**sender, **fields, **own}) for own in own_fields]
     except ValidationError as error:
         raise bad_request(error, flat=True) from None
 
@@ -198,6 +206,7 @@ def _max_tokens(params: Parameters) -> dict[str, Any]:
 
 
 def constraint(params: Parameters) -> dict[str, Any]:
+    """The field `response_format` or `grammar`, if the request has one."""
     form, grammar = params.take("response_format"), params.take("grammar")
     if isinstance(form, dict) and form.get("type") == "text":
         form = None
@@ -254,13 +263,8 @@ def _chat(params: Parameters, messages: Any, *, continues: bool) -> dict[str, An
     if isinstance(last, Mapping) and PREFIX_KEY in last:
         continues = continues or bool(last[PREFIX_KEY])
         messages = [*before, {name: last[name] for name in last if name != PREFIX_KEY}]
-    return {
-        "messages": messages,
-        "continues": continues,
-        "logprobs": bool(wanted),
-        "top_logprobs": top or 0,
-        **_tools(params),
-    }
+    logprobs = {"logprobs": bool(wanted), "top_logprobs": top or 0}
+    return {"messages": messages, "continues": continues, **logprobs, **_tools(params)}
 
 
 def _continues(params: Parameters, last: Any) -> bool:
@@ -285,7 +289,7 @@ def _tools(params: Parameters) -> dict[str, Any]:
 
 
 def as_functions(tools: Sequence[Any]) -> list[dict[str, Any]]:
-    """The tools of a request. Members that templates do not know are left out."""
+    """The tools of a request, checked. Members that templates do not know are left out."""
     functions = [_function(tool, f"tools[{at}]") for at, tool in enumerate(tools)]
     return [
         {"type": "function", "function": {name: f[name] for name in f if name in FUNCTION_MEMBERS}}
@@ -309,6 +313,7 @@ def _function(tool: Any, where: str) -> Mapping[str, Any]:
 
 
 def prompt_list(given: Any, name: str) -> list[Any]:
+    """The parameter `name` as a list of texts and lists of token ids."""
     items = [given] if isinstance(given, str) or is_token_list(given) else given
     if not isinstance(items, list) or not items:
         several = "must be a text, a list of token ids, or a list of these, and not empty"
@@ -327,12 +332,11 @@ def is_token_list(value: Any) -> bool:
 def parameter_names(values: Mapping[str, Any], content: str = "messages") -> ClientNames:
     """The client's name of each field. `content`: its parameter with the messages or the prompt."""
     given = {name for name, value in values.items() if value is not None}
-    found = {
-        ours: name
-        for ours, names in NAMES.items()
-        if (name := next(filter(given.__contains__, names), None)) is not None
-    }
-    if content != "messages":
+    found: dict[str, str] = {}
+    for ours, names in NAMES.items():
+        if present := [name for name in names if name in given]:
+            found[ours] = present[0]
+    if content != "messages":  # text completions
         found |= {name: content for name in ("messages", "prompt") if name not in given}
         found["top_logprobs"] = "logprobs"
     if "thinking" in given and "thinking_budget" not in given:

@@ -18,7 +18,7 @@ from ..api import Fields, ParsedRequest, Read
 from .answer import Stream, WholeResponse, usage_of
 from .request import Parameters, generate_requests, is_token_list, parameter_names, prompt_list
 
-FORMATS = ("float", "base64")
+FORMATS = ("float", "base64")  # of vectors
 TEXT_ONLY_TRUE = ("add_special_tokens", "add_generation_prompt")
 CHAT_ONLY_TRUE = ("add_special_tokens",)
 """Parameters of `/tokenize` for which only vLLM's default is accepted."""
@@ -27,7 +27,8 @@ CHAT_ONLY_TRUE = ("add_special_tokens",)
 def _read_generation(
     body: dict[str, Any], sender: Fields, *, text: bool, content_name: str
 ) -> ParsedRequest:
-    """`sender`: fields from the connection, not from the body."""
+    """A request of text completions (`text`) or of chat. `content_name`: the parameter with the
+    prompts or messages. `sender`: fields of the request that do not come from the body."""
     content = body.pop(content_name, None)
     if text:
         content = prompt_list(content, content_name)
@@ -65,7 +66,8 @@ def _read_embeddings(body: dict[str, Any], sender: Fields) -> ParsedRequest:
 
 
 def embed_request(params: Parameters, sender: Fields, given: Any) -> tuple[EmbedRequest, str]:
-    """The request and the encoding of its vectors, one of `FORMATS`."""
+    """The request and the encoding of its vectors, one of `FORMATS`. `given`: the texts or tokens
+    to embed. Raises `BadRequest` for a wrong or unknown parameter."""
     encoding = params.take("encoding_format", "float")
     if encoding not in FORMATS:
         raise wrong_part("encoding_format", f"must be float or base64, got {quote(encoding)}")
@@ -85,6 +87,8 @@ def embed_request(params: Parameters, sender: Fields, given: Any) -> tuple[Embed
 
 
 class EmbeddingsResponse(api.WholeResponse):
+    """The vectors in the encoding, one of `FORMATS`."""
+
     def __init__(self, accepted: Accepted, encoding: str) -> None:
         self._model = accepted.model
         self._encoding = encoding
@@ -92,21 +96,19 @@ class EmbeddingsResponse(api.WholeResponse):
     def _body(self, events: Sequence[Event], done: Done) -> dict[str, Any]:
         read = str if self._encoding == "base64" else decode_vector  # an event has base64 already
         usage = usage_of(done)
+        counts = {name: usage[name] for name in ("prompt_tokens", "total_tokens")}
         vectors = {event.index: event.vector for event in events if isinstance(event, Embedded)}
-        return {
-            "object": "list",
-            "model": self._model,
-            "data": [
-                {"object": "embedding", "index": index, "embedding": read(vectors[index])}
-                for index in sorted(vectors)
-            ],
-            "usage": {name: usage[name] for name in ("prompt_tokens", "total_tokens")},
-        }
+        data = [
+            {"object": "embedding", "index": index, "embedding": read(vectors[index])}
+            for index in sorted(vectors)
+        ]
+        return {"object": "list", "model": self._model, "data": data, "usage": counts}
 
 
 def decode_vector(vector: str) -> list[float]:
-    floats = b64decode(vector)
-    return [*unpack(f"<{len(floats) // 4}f", floats)]
+    """The numbers of an `Embedded.vector`."""
+    data = b64decode(vector)
+    return [*unpack(f"<{len(data) // 4}f", data)]
 
 
 GENERATE: Mapping[str, Read] = {

@@ -1,5 +1,5 @@
-"""Items and tools of the Responses API as messages and tools of chat. Items of other servers are
-earlier turns and become text (`chat.messages.parts`)."""
+"""Turns items and tools of the Responses API into messages and tools of chat. An item that only
+another server can have made is of an earlier turn and becomes text (`chat.messages.parts`)."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +19,7 @@ HOSTED = tuple(
     " programmatic_tool_calling shell tool_search web_search".split()
 )
 """Prefixes of the types of tools that a server runs itself; they have no effect here."""
-FORMATS = ("text", "json_object", "json_schema")
+FORMATS = ("text", "json_object", "json_schema")  # types of `text.format`
 ABSENT = {
     "prompt": "stored prompts are not known here: send the text as instructions and input",
     "background": "answers are not stored: leave it out and read the answer as it comes",
@@ -27,15 +27,17 @@ ABSENT = {
 
 TEXT = "content"
 DESCRIPTION = "The {} content following the specified format"
-"""The one parameter of the function for a custom tool, as in LiteLLM's bridge (1.106.2,
-`custom_tools.py`). `{}`: the tool's name."""
+"""Name and description of the only parameter of a custom tool's function, as in LiteLLM's bridge
+(1.106.2, `custom_tools.py`). `{}`: the tool's name."""
 
 
 def wrap_text(text: str) -> str:
+    """The arguments of a call of a custom tool, as JSON."""
     return json.dumps({TEXT: text}, ensure_ascii=False)
 
 
 def unwrap_text(arguments: str) -> str:
+    """The text in the arguments, which may be cut off; if they have another form, all of them."""
     try:
         found = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
@@ -46,33 +48,36 @@ def unwrap_text(arguments: str) -> str:
 
 @dataclass(frozen=True)
 class ToolName:
+    """A tool's name in this API."""
+
     name: str
     namespace: str | None = None
-    custom: bool = False
+    custom: bool = False  # whether the tool takes a text in place of arguments
 
     @property
     def chat_name(self) -> str:
+        """The name of its function in chat."""
         return self.name if self.namespace is None else f"{self.namespace}__{self.name}"
 
 
 class ChatTools:
-    """A custom tool, which takes a text in place of arguments, becomes a function with one text.
-    Its format becomes one of `grammars` (see `GenerateRequest.tool_grammars`)."""
+    """The tools of a request as functions of chat. A custom tool becomes a function with one text
+    parameter. Its format becomes one of `grammars` (see `GenerateRequest.tool_grammars`)."""
 
     def __init__(self, given: Any = None, *, lenient: bool = False) -> None:
-        """`lenient`: an unknown type has no effect."""
+        """`given`: the parameter `tools`. `lenient`: a tool of an unknown type has no effect.
+        Raises `BadRequest` for a wrong tool."""
         self.tools: list[dict[str, Any]] = []
         self.grammars: dict[str, dict[str, str]] = {}
-        self.names: dict[str, ToolName] = {}
-        """By the name in chat."""
-        self.places: dict[str, str] = {}
-        """The client's, by ours."""
-        self.ignored: list[str] = []
+        self.names: dict[str, ToolName] = {}  # by the name in chat
+        self.places: dict[str, str] = {}  # by path in `tools`: the place in the request
+        self.ignored: list[str] = []  # tools without effect, such as `tools[0] (web_search)`
         self._lenient = lenient
         for where, tool in objects([] if given is None else given, "tools"):
             self._add(tool, where)
 
     def choice(self, given: Any) -> Any:
+        """The parameter `tool_choice` in the form of chat."""
         if not isinstance(given, Mapping):
             return given
         if given.get("type") in ("function", "custom"):
@@ -129,11 +134,8 @@ def _grammar(form: Any, where: str) -> dict[str, str] | None:
             "definition": str(value),
         } if value:
             return {"type": syntax, "value": value}
-    raise wrong_part(
-        where,
-        "must be of type text, or of type grammar with a syntax (lark or regex) and a definition",
-        ".format",
-    )
+    allowed = "type text, or of type grammar with a syntax (lark or regex) and a definition"
+    raise wrong_part(where, f"must be of {allowed}", ".format")
 
 
 def _chat_choice(tool: Any) -> Any:
@@ -144,7 +146,7 @@ def _chat_choice(tool: Any) -> Any:
 
 
 def check_parameters(values: Fields, absent: Mapping[str, str]) -> None:
-    """`absent`: parameters that are refused, and the remedy."""
+    """Refuse `absent` parameters, each with its remedy, and unknown types of `text.format`."""
     for name, remedy in absent.items():
         if values.get(name):
             raise wrong_part(name, f"is not supported: {remedy}")
@@ -160,16 +162,15 @@ ITEMS = tuple(
     "message reasoning function_call function_call_output custom_tool_call"
     " custom_tool_call_output".split()
 )
-RESULTS = ("_output", "_result")
-"""Endings of the types of items with the result of a call."""
+RESULTS = ("_output", "_result")  # endings of the types of items with the result of a call
 TEXTS = ("input_text", "output_text", "text")
 ITEM_PARTS = (*TEXTS, "input_image", "image_url", "refusal", "encrypted_content")
-"""Of parts. `encrypted_content` is of another server and cannot be read here."""
+"""Types of parts. `encrypted_content` comes from another server and cannot be read here."""
 
 
 def known_item(item: Fields, known: Collection[str]) -> Fields:
-    """An item of an unknown type, as a known one: what a client runs is a call or its result, what
-    a server has run is a part of the assistant's message."""
+    """The item in a `known` type. If its own is unknown, what a client runs becomes a call or its
+    result, and what a server has run becomes a part of the assistant's message."""
     kind, call_id = str(item.get("type") or "message"), item.get("call_id")
     if kind in known:
         return item
@@ -185,8 +186,8 @@ def known_item(item: Fields, known: Collection[str]) -> Fields:
 
 
 def is_typed(last: Sequence[Fields]) -> bool:
-    """Whether the user has just typed the last item: only there is an unknown part refused. After a
-    result, agents also send messages of their own."""
+    """Whether the user has just typed the last of these (one or two) items. Only there, an unknown
+    part is refused. After a result, agents send messages of their own, too."""
     kinds = [str(item.get("type") or "message") for item in last]
     users = kinds[-1:] == ["message"] and (last[-1].get("role") or "user") == "user"
     return users and not kinds[0].endswith(RESULTS)
@@ -201,6 +202,7 @@ def _check_parts(content: Any, where: str, known: Collection[str] | None) -> Non
 
 
 def messages_of(given: Any, instructions: Any = None) -> Turns:
+    """The messages of chat for the parameters `input` (`given`) and `instructions`."""
     turns = _Turns({"messages": "input"})
     if instructions:
         turns.add({"role": "system", "content": instructions}, "instructions", "instructions")
@@ -215,8 +217,7 @@ def messages_of(given: Any, instructions: Any = None) -> Turns:
 
 
 class _Turns(Turns):
-    _open: dict[str, Any] | None = None
-    """The assistant's message that the next item of its turn joins."""
+    _open: dict[str, Any] | None = None  # the assistant's message that its next item joins
 
     def add(self, message: dict[str, Any], where: str, content: str = "") -> None:
         self._open = None
@@ -246,6 +247,7 @@ class _Turns(Turns):
             self._call(item, where, custom=kind == "custom_tool_call")
 
     def _message(self, item: Fields, where: str, part: str) -> None:
+        """`part`: the place of each part; `{}` in it stands for the part's index."""
         role, content = item.get("role") or "user", item.get("content")
         if role != "assistant":
             self.add({"role": role, "content": content}, where)
@@ -268,15 +270,11 @@ class _Turns(Turns):
     def _call(self, item: Fields, where: str, *, custom: bool) -> None:
         name = ToolName(str(item.get("name") or ""), item.get("namespace")).chat_name
         arguments = wrap_text(str(item.get("input") or "")) if custom else item.get("arguments")
-        call = {
-            "id": item.get("call_id") or item.get("id"),
-            "type": "function",
-            "function": {"name": name, "arguments": arguments},
-        }
+        call = {"id": item.get("call_id") or item.get("id"), "type": "function"}
         calls = self._assistant(where).setdefault("tool_calls", [])
         self.place(f".tool_calls[{len(calls)}]", where)
         self.place(f".tool_calls[{len(calls)}].function", where)
-        calls.append(call)
+        calls.append({**call, "function": {"name": name, "arguments": arguments}})
 
     def _assistant(self, where: str) -> dict[str, Any]:
         if self._open is None:

@@ -17,8 +17,8 @@ from ..openai.answer import DONE, error_body, finish_reason, logprobs_of, usage_
 from ..openai.request import SCHEMA, Parameters, WithoutEffect, generate_requests, parameter_names
 from .conversation import ABSENT, ChatTools, ToolName, check_parameters, messages_of, unwrap_text
 
-Fields = dict[str, Any]
-THOUGHT, TEXT = "reasoning_summary_text", "output_text"
+Fields = dict[str, Any]  # a JSON object of the reply
+THOUGHT, TEXT = "reasoning_summary_text", "output_text"  # see `_Item.word`
 CUSTOM = "custom_tool_call_input"
 ECHOED: Mapping[str, Any] = {
     **dict.fromkeys(
@@ -40,12 +40,13 @@ ECHOED: Mapping[str, Any] = {
 }
 """Parameters that a response repeats, with their defaults."""
 OF_FUNCTIONS: Mapping[str, Any] = {"description": None, "parameters": None, "strict": None}
+"""The same for the members of a function."""
 REFUSED = {
     **ABSENT,
     "previous_response_id": "answers are not stored: send the whole conversation as input",
     "conversation": "conversations are not stored: send the whole conversation as input",
 }
-"""Parameters, and why they are refused."""
+"""Parameters that are refused, and the remedy."""
 OWN = ("model", "input", "instructions", "text", "reasoning", "include", "tools", "tool_choice")
 """Parameters that are converted here, not passed on."""
 NAMES = {
@@ -64,7 +65,7 @@ WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
     "moderation": (),
     "truncation": ("disabled",),
 }
-LOGPROBS = "message.output_text.logprobs"
+LOGPROBS = "message.output_text.logprobs"  # in the list `include`
 
 
 def _read_response(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
@@ -78,6 +79,7 @@ def _read_response(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedReq
 def response_request(
     body: Mapping[str, Any], sender: Mapping[str, Any]
 ) -> tuple[GenerateRequest, ClientNames, ChatTools]:
+    """The request, the client's names of its parts, and its tools. Raises `BadRequest`."""
     check_parameters(body, REFUSED)
     instructions = Parameters(body).take_typed("instructions", str)
     tools = ChatTools(body.get("tools"))
@@ -109,6 +111,7 @@ def _names(body: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _text(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameter `text` as parameters of chat."""
     text = Parameters(body).mapping("text")
     form = text.get("format")
     wanted = {"verbosity": text.get("verbosity")}
@@ -125,6 +128,7 @@ def _logprobs(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def echo_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The members of a response that repeat the request."""
     given = {name: body[name] for name in ECHOED if body.get(name) is not None}
     tools = [
         {**OF_FUNCTIONS, **tool} if tool.get("type") == "function" else tool
@@ -135,17 +139,14 @@ def echo_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class _Item:
-    """A thought, a message, or a call. Methods yield the events of a stream."""
+    """A thought, a message, or a call of the response. Methods yield events of a stream."""
 
-    at: int
-    fields: Fields
-    key: str
-    """The field with its text, or with the list of its one part."""
-    word: str
-    """Middle of the event types for its text, as in `response.<word>.delta`."""
-    part: str = ""
-    """The same for its part, which calls do not have."""
-    call: int | None = None
+    at: int  # index in the output
+    fields: Fields  # the item itself
+    key: str  # the field with its text, or with the list of its one part
+    word: str  # middle of the event types for its text, as in `response.<word>.delta`
+    part: str = ""  # the same for its part, which calls do not have
+    call: int | None = None  # index of the call in the engine's events
     _texts: list[str] = field(default_factory=list)
     _logprobs: list[Fields] = field(default_factory=list)
 
@@ -176,7 +177,7 @@ class _Item:
         yield self._whole("done")
 
     def _whole(self, what: str) -> Fields:
-        """With a copy, because the item still changes."""
+        """An event with a copy of the item, because the item still changes."""
         kind = f"response.output_item.{what}"
         return {"type": kind, "output_index": self.at, "item": {**self.fields}}
 
@@ -192,6 +193,7 @@ class _Item:
         return {"type": "output_text", "text": text, "annotations": [], **more}
 
     def _more(self, logprobs: list[Fields]) -> Fields:
+        """Only the text of a message has log-probabilities."""
         return {"logprobs": logprobs} if self.word == TEXT else {}
 
 
@@ -207,14 +209,9 @@ def _message(at: int, item_id: str) -> _Item:
 
 def _call(at: int, item_id: str, piece: ToolCallDelta, tool: ToolName) -> _Item:
     key = "input" if tool.custom else "arguments"
-    fields = {
-        "id": item_id,
-        "type": "custom_tool_call" if tool.custom else "function_call",
-        "call_id": piece.id or item_id,
-        "name": tool.name,
-        key: "",
-        "status": "in_progress",
-    }
+    kind = "custom_tool_call" if tool.custom else "function_call"
+    fields: Fields = {"id": item_id, "type": kind, "call_id": piece.id or item_id}
+    fields |= {"name": tool.name, key: "", "status": "in_progress"}
     if tool.namespace is not None:
         fields["namespace"] = tool.namespace
     word = CUSTOM if tool.custom else "function_call_arguments"
@@ -222,13 +219,15 @@ def _call(at: int, item_id: str, piece: ToolCallDelta, tool: ToolName) -> _Item:
 
 
 class _Response:
+    """Turns the engine's events into those of this API, and collects the response in `fields`."""
+
     def __init__(self, accepted: Accepted, tools: ChatTools, echo: Mapping[str, Any]) -> None:
         self._id = accepted.id
         self._tools = tools
         self._items: list[Fields] = []
         self._open: _Item | None = None
         self._early_logprobs: list[Fields] = []
-        """Of tokens that have not become text yet: of the message, if one follows."""
+        """Of tokens that have not become text yet. A message that follows gets them."""
         self.fields = _head(accepted.id, accepted.model, echo) | {"output": self._items}
         for name in ("temperature", "top_p"):
             if self.fields[name] is None:
@@ -258,19 +257,19 @@ class _Response:
     def _add(self, delta: Delta) -> Iterator[Fields]:
         found = logprobs_of(delta.logprobs)
         logprobs = [*self._early_logprobs, *(found["content"] if found else [])]
-        silent = not (delta.reasoning or delta.content or delta.tool_calls)
+        silent = not (delta.reasoning or delta.content or delta.tool_calls)  # tokens without text
         if silent and (self._open is None or self._open.word != TEXT):
             self._early_logprobs = logprobs
             return
         self._early_logprobs = []
         texts = (THOUGHT, "rs", _thought, delta.reasoning), (TEXT, "msg", _message, delta.content)
-        for word, kind, make, text in texts:
-            if text or (word == TEXT and silent and logprobs):
+        for word, prefix, make, text in texts:
+            if text or (word == TEXT and silent and logprobs):  # silent: the message is open
                 item = self._open
                 if item is None or item.word != word:
                     if item is not None and item.word == THOUGHT:
                         logprobs = _tokens_of(text, logprobs)
-                    item = make(*self._next(kind))
+                    item = make(*self._next(prefix))
                     yield from self._begin(item)
                 yield from item.add(text, [] if word == THOUGHT else logprobs)
         for piece in delta.tool_calls:
@@ -294,14 +293,15 @@ class _Response:
             yield from self._open.end(status)
             self._open = None
 
-    def _next(self, kind: str) -> tuple[int, str]:
-        """Place and id of the next item."""
+    def _next(self, prefix: str) -> tuple[int, str]:
+        """Index and id of the next item."""
         at = len(self._items)
-        return at, f"{kind}_{self._id}_{at}"
+        return at, f"{prefix}_{self._id}_{at}"
 
 
 def _tokens_of(text: str, logprobs: list[Fields]) -> list[Fields]:
-    """Without first tokens that the bytes of `text` do not need, such as the end of a thought."""
+    """The log-probabilities without those of first tokens that are not of `text`, such as the end
+    of a thought."""
     while text.encode() in b"".join(bytes(token["bytes"]) for token in logprobs[1:]):
         logprobs = logprobs[1:]
     return logprobs
@@ -315,8 +315,7 @@ class WholeResponse(_Response, api.WholeResponse):
 
 
 class Stream(_Response, api.Stream):
-    _sent = 0
-    """Number of events so far."""
+    _sent = 0  # number of events so far
 
     def _frames(self, event: Event) -> Iterator[bytes]:
         yield from map(self._frame, self._write(event))
@@ -328,8 +327,8 @@ class Stream(_Response, api.Stream):
         return event_frame({**event, "sequence_number": self._sent - 1})
 
     def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
-        # Only the `error` event has a place for our own code and the parameter. A stream must begin
-        # with `created`; then `response.failed` alone reports the error.
+        # Only the `error` event has a place for our own code and the parameter. But a stream must
+        # begin with `created`: if nothing was sent, `response.failed` alone reports the error.
         reported = {**error_body(error)["error"], "type": "error"}
         first = reported if self._sent else self._event("created")
         code = {"code": _code(error), "message": reported["message"]}
@@ -340,33 +339,20 @@ class Stream(_Response, api.Stream):
 
 
 def response_usage(done: Done) -> dict[str, Any]:
+    """Usage in the form of this API."""
     usage = usage_of(done)
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     details = {"cached_tokens": cached, "cache_write_tokens": done.usage.stored_tokens}
-    reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
-    return {
-        "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": details,
-        "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": reasoning},
-        "total_tokens": usage["total_tokens"],
-    }
+    prompt = {"input_tokens": usage["prompt_tokens"], "input_tokens_details": details}
+    thoughts = {"reasoning_tokens": usage["completion_tokens_details"]["reasoning_tokens"]}
+    reply = {"output_tokens": usage["completion_tokens"], "output_tokens_details": thoughts}
+    return {**prompt, **reply, "total_tokens": usage["total_tokens"]}
 
 
 def _head(name: str, model: str, echo: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "id": f"resp_{name}",
-        "object": "response",
-        "created_at": int(time.time()),
-        "completed_at": None,
-        "model": model,
-        "status": "in_progress",
-        "error": None,
-        "incomplete_details": None,
-        "output": [],
-        "usage": None,
-        **echo,
-    }
+    head: Fields = {"id": f"resp_{name}", "object": "response", "created_at": int(time.time())}
+    head |= {"completed_at": None, "model": model, "status": "in_progress", "error": None}
+    return {**head, "incomplete_details": None, "output": [], "usage": None, **echo}
 
 
 def _code(error: MLXProviderError) -> str:
@@ -381,4 +367,4 @@ def _code(error: MLXProviderError) -> str:
 
 GENERATE: Mapping[str, Read] = {"/v1/responses": _read_response}
 ROUTES: Mapping[str, Read] = {**GENERATE, "/v1/responses/input_tokens": _read_response}
-"""Tokens are counted of the request that would be generated."""
+"""`input_tokens` counts the prompt tokens of the request that the other route would generate."""
