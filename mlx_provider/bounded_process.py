@@ -1,8 +1,8 @@
 """Child processes with limits, for work that a third party's grammar or chat template can make
 endless: a thread cannot be stopped. A child runs this file, and this file runs a program: a file
 with the function `make_answerer(*arguments)`, which returns a function from a message to its answer
-(`None` if the message is a setup). The program may also define `stack_bytes()`, for the stack of
-the thread that answers. Neither file imports this package."""
+(`None` if the message is a setup). This file limits memory. The program limits its own processor
+time (`setitimer`), and may define `stack_bytes()` for its thread. Neither imports this package."""
 
 import json
 import resource

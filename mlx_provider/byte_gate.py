@@ -31,8 +31,8 @@ class ByteGate:
             return len(self._owners[owner].waiting) if owner in self._owners else 0
 
     def ask(self, size: int, owner: str = "", who: str = "") -> Ticket:
-        """Return a ticket for `size` bytes, or for a turn (1). The caller must `wait` for it, and
-        close it in any case. `who`: the request, for `refuse`."""
+        """Return a ticket for `size` bytes (or uses, if those are counted). The caller must `wait`
+        for it, and close it in any case. `who`: the request, for `refuse`."""
         ticket = Ticket(self, owner, who)
         with self._lock:
             self._owners.setdefault(owner, _Owner()).tickets[ticket] = None
@@ -47,7 +47,7 @@ class ByteGate:
                 return
             ticket.size = size
             owner.charge(ticket, min(size, ticket.charged))
-            if size > ticket.charged or not ticket.granted.done():  # not one that only shrinks
+            if size > ticket.charged or not ticket.granted.done():  # it has to wait
                 ticket.granted = Future()
                 owner.waiting[ticket] = None
         self._grant()
@@ -102,7 +102,7 @@ class _Owner:
         while self.waiting:
             ticket = next(iter(self.waiting))
             if self.nbytes + ticket.size - ticket.charged > share:
-                ticket = next(iter(self.tickets))
+                ticket = next(iter(self.tickets))  # the oldest never waits
                 if ticket not in self.waiting:
                     break
             del self.waiting[ticket]

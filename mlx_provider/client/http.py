@@ -1,5 +1,5 @@
-"""A client of an engine in another process, over a unix socket or TCP. Before a request it connects
-and, if necessary, starts the local engine or replaces an outdated one."""
+"""A client of an engine in another process, over a unix socket or TCP. `submit` and `count` connect
+first and, if necessary, start the local engine or replace an outdated one."""
 
 import json
 import logging
@@ -87,7 +87,8 @@ class HttpClient(Transport):
         return url.decode(), stream
 
     def _send_attached(self, send: Callable[[], T]) -> T:
-        """Attach, then `send`. Repeats both while no engine has accepted the request."""
+        """Attach (open the connection that lasts), then `send`. Both are tried again a few times if
+        no engine can have accepted the request."""
 
         def send_once() -> T:
             attachment = self._attach()

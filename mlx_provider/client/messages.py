@@ -39,7 +39,9 @@ def parse_address(api_base: str) -> Address:
 
 def request_body(request: ModelRequest) -> bytes:
     try:
-        return request.__pydantic_serializer__.to_json(request)  # no text beside the bytes
+        return request.__pydantic_serializer__.to_json(
+            request
+        )  # `model_dump_json` makes a text, too
     except (PydanticSerializationError, UnicodeEncodeError) as error:
         raise BadRequest(f"the request cannot be written as JSON: {error}") from None
 

@@ -119,7 +119,7 @@ def check_formats(subject: Subject) -> Iterator[Finding]:
     template, registry = subject.tokenizer.chat_template or "", subject.registry
     parser, problem = registry.detect_tool_parser(template), ""
     if parser is None:
-        parser = registry.fallback_tool_parser("read")
+        parser = registry.fallback_tool_parser("read")  # of a format that nobody knows
         name = parser.name if parser else "nobody"
         problem = f"the chat template shows no known tool format: calls are read by {name}"
     summary = f"tool calls are read as {parser.name}" if parser else ""

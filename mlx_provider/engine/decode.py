@@ -42,7 +42,7 @@ class LaunchedPass:
     previous_results: Sequence[PassResult] | Fault = ()
     """Empty: `commit_and_draft` has taken them. A fault: unreadable, or no pass was launched."""
     read_at: float | None = None
-    """When these were read. `None`: there is nothing to take."""
+    """When these were read. `None`: `commit_and_draft` has taken them."""
 
 
 def commit_and_draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | None]:

@@ -91,9 +91,9 @@ class Engine:
         its own pass. If drafts pay, the last tokens are committed before any pass."""
         self._apply_decisions(record)
         plan = self.scheduler.remaining_plan(record.plan)
-        plan, drafts, read_at = decode.commit_and_draft(self, plan)
+        plan, drafts, committed_at = decode.commit_and_draft(self, plan)
         self.scheduler.charge_step(plan)
-        if (launched := decode.launch_pass(self, plan, drafts, read_at)) is not None:
+        if (launched := decode.launch_pass(self, plan, drafts, committed_at)) is not None:
             yield launched
         host_waits = plan.prepared is not None or (plan.chunk is not None and not plan.mixed)
         if host_waits and self.deliver is not None and not self.output.empty:

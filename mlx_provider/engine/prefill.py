@@ -195,7 +195,7 @@ def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
 
 
 def _draw_first(engine: Engine, row: Row, logits: mx.array) -> None:
-    """Take the first token of a row, one step before the row joins."""
+    """Draw and take the first token of a row. Its first pass is in the next step."""
     if row.finish is not None:  # another choice of its request has failed
         return
     with engine.isolate(row.request, "its sampling") as work:

@@ -15,8 +15,8 @@ models/cache.py), because a subclass that adds an attribute has state of its own
 | anything else                                  |                              | STATE  |
 
 APPEND keeps every token: cut anywhere. WINDOW and STATE count only as a whole. Of an unknown class
-every attribute is kept, since upstream's `state` leaves some out; a class with attributes other
-than arrays and plain data is not stored."""
+every attribute is kept, since upstream's `state` leaves some out; with attributes other than arrays
+and plain data, `segments` raises `Unstorable`."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ def kind(layer: Any) -> Kind:
 
 
 def strictest(cache: list[Any]) -> Kind:
-    """STATE, else WINDOW, if any layer is of that kind. APPEND also if the row cannot be stored."""
+    """STATE, else WINDOW, if any layer is of that kind. APPEND also if no row is stored."""
     try:
         kinds = {kind(layer) for layer in layers_of(cache)}
     except Unstorable:
@@ -99,8 +99,8 @@ def extend(array: Any, tokens: int) -> Any:
 
 
 def window_attributes(layer: Any, at: int | None) -> dict[str, Any]:
-    """The attributes of a WINDOW layer, cut to what the token after the first `at` tokens sees,
-    oldest first. `None`: after all. Raises `ValueError` if the layer has lost some of that."""
+    """The attributes of a WINDOW layer as they were after `at` tokens (`None`: now), with tokens in
+    order, the oldest first. Raises `ValueError` if the layer has lost some of that."""
     own = dict(vars(layer))
     if layer.keys is None:
         return own

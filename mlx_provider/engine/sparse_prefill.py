@@ -86,12 +86,12 @@ class SparsePrefill:
     def begin(self, job: PrefillJob, cached: int) -> None:
         """Begin to score a prompt if it is long enough. `cached`: its tokens in the prefix cache.
         If the prompt must be computed whole, its request says why. Never raises."""
-        # a prompt that was prefilled completely before must give the same result
+        # after a preemption, a prompt that was prefilled whole is prefilled whole again
         again = any(row.tokens for row in job.rows)
         if again or not job.request.may_skip or len(job.tokens) < self.least:
             return
         if not self._breaker.closed:
-            self._breaker.record_success(used=False)
+            self._breaker.record_success(used=False)  # one step nearer to the next attempt
             self._prefill_whole(job, "the scorer keeps failing")
             return
         self._try(job, partial(self._start, job, cached))

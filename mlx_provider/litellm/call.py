@@ -29,8 +29,9 @@ CARRIED = {"stop": "mlx_stop", "prompt_cache_retention": "mlx_retention"}
 STOP_LIMIT = 4  # LiteLLM cuts longer lists silently (1.106.2, `validate_openai_optional_params`)
 PRIVATE = f"mlx{secrets.token_hex(8)}"  # begins names that no client can guess
 PROMPTS, IGNORED = f"{PRIVATE}_prompts", f"{PRIVATE}_ignored"
-"""Parameters of the hook. `PROMPTS`: those of a completion, if one is not a text. `IGNORED`: tools
-without effect, such as `tools[0] (web_search)`, if LiteLLM turns the request into chat."""
+"""Parameters that the hook adds. `PROMPTS`: those of a completion, if one is not a text. `IGNORED`:
+tools without effect, such as `tools[0] (web_search)`. A request has this list, perhaps empty, if
+LiteLLM turns it into chat."""
 WARNINGS, ENDING = (
     "mlx_warnings",
     "mlx_ending",
@@ -121,13 +122,13 @@ def generate_requests(call: Call) -> list[GenerateRequest]:
         {**_sender(call), "session": call.litellm_params.get("litellm_session_id")},
         content,
         text=call.text,
-        continues=route(call.litellm_params).endswith("/messages"),
+        continues=route(call.litellm_params).endswith("/messages"),  # a last assistant's turn
     )
 
 
 def _keep_functions(values: dict[str, Any], names: Any) -> list[str]:
-    """Keep only functions among the tools of a request that LiteLLM has turned into chat. `names`:
-    its `IGNORED`, which is returned. If it is not a list, LiteLLM has turned nothing."""
+    """Keep only functions among the tools of a request that LiteLLM has turned into chat. Returns
+    `names`, its `IGNORED`; empty for another request."""
     if not isinstance(names, list):
         return []
     values.pop("web_search_options", None)  # LiteLLM's form of a web search
@@ -187,7 +188,7 @@ def _has_fallback(fallbacks: Any, group: Any) -> bool:
 
 
 def carry_params(kwargs: dict[str, Any]) -> None:
-    """Rename the parameters that LiteLLM would lose: see `CARRIED`. It keeps a short `stop`."""
+    """Rename the parameters that LiteLLM would lose: see `CARRIED`. A short `stop` is not lost."""
     for name, carried in CARRIED.items():
         value = kwargs.get(name)
         is_short = not isinstance(value, list) or len(value) <= STOP_LIMIT

@@ -138,7 +138,7 @@ def _set_created(original: Original, stream: Any, *args: Any, **kwargs: Any) -> 
 
 def _reuse_chunk(original: Original, stream: Any, *args: Any, **kwargs: Any) -> Any:
     """Beside each of our chunks, LiteLLM creates another one that it does not use (1.108.7,
-    `chunk_creator`), in a quarter of its time per chunk. Return the first of them each time."""
+    `chunk_creator`), in a quarter of its time per chunk. Create one per stream, and return that."""
     unused = "provider_response_model" in (kwargs.get("hidden_params") or ())
     if not unused or "chunk" in kwargs or not hasattr(stream.completion_stream, CREATED):
         return original(stream, *args, **kwargs)
@@ -236,7 +236,7 @@ async def end_replies(
 def refuse_key(original: Original, *args: Any, proxy: Any, **kwargs: Any) -> Any:
     """Answer 401 with the remedy to a wrong or missing key, if the proxy has no database, and 400
     to a refused parameter. LiteLLM answers 400 or 500, with a traceback in the log (1.106.2,
-    `auth_exception_handler.py`). Raises, or leaves the case to `original`: it lets nobody in."""
+    `auth_exception_handler.py`). Raises, or calls `original`: it lets nobody in."""
     from fastapi import HTTPException
     from litellm.proxy._types import ProxyErrorTypes, ProxyException
 

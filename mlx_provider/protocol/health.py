@@ -55,7 +55,7 @@ class EngineStats(_Stats):
     """One loaded model with its rows. Tokens count since the load, rates over recent seconds."""
 
     model: str
-    kind: str = ""  # options that need an engine of their own, such as `4 bits`
+    kind: str = ""  # options by which its engine differs from others of the model, as `4 bits`
     layout: str  # how its rows decode together, such as `grouped`
     queued: int  # requests
     rows: int  # that are prefilled or decoded
@@ -64,7 +64,7 @@ class EngineStats(_Stats):
     drafter: str = ""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    background_tokens: int = 0  # of prompts, prefilled before their request came, while tools ran
+    background_tokens: int = 0  # prefilled while tools ran, for requests to come
 
 
 class PrefixCacheStats(_Stats):  # of all models together
@@ -94,7 +94,7 @@ class ModelMemory(_Stats):  # bytes
         return self.model_dump(exclude={"model"})
 
 
-OF_MODELS = tuple(name for name in ModelMemory.model_fields if name != "model")
+OF_MODELS = tuple(name for name in ModelMemory.model_fields if name != "model")  # uses of memory
 
 
 class MemoryStats(_Stats):  # bytes

@@ -104,7 +104,7 @@ class ModelRequest(FromClient):
     model: bounds.Name
     origin: Literal["owner", "client", "remote", "named"] = "owner"
     """Who chose the model: the engine's owner, a client of a gateway (by a wildcard entry), or
-    another machine, with the engine's key (`remote`) or a named one. The TCP server sets both."""
+    another machine, with the engine's key or a named one. The TCP server sets the last two."""
     salt: bounds.Label | None = None
     """Requests with different salts share no cache. Neither do local requests and those of other
     machines, unless the owner gives the salt `remote:...`."""
@@ -153,7 +153,7 @@ class GenerateRequest(ModelRequest):
     log-probabilities of the prompt's tokens, without content."""
     tools: bounds.Tools = Field(default_factory=list)
     tool_grammars: bounds.JsonObject = Field(default_factory=dict)
-    """The `grammar` of a tool's only parameter, a text, by the tool's name."""
+    """By the tool's name: the `grammar` of the text that is the tool's only parameter."""
     tool_choice: Literal["none", "auto", "required"] | bounds.JsonObject = "auto"
     parallel_tool_calls: bool = True
     response_format: bounds.JsonObject | None = None

@@ -1,4 +1,4 @@
-"""Lists installed plugins without loading them, hashes their files, and compares their names."""
+"""Lists installed plugins without loading them, hashes their source files, and compares names."""
 
 import hashlib
 import importlib.util
@@ -108,7 +108,7 @@ def _files(point: EntryPoint) -> Iterator[str]:
 
 
 def _package(module: str) -> ModuleSpec | None:
-    """The outermost package of a module that is no namespace package, or the module itself."""
+    """The outermost package around a module, without namespaces; the module if there is none."""
     first, *rest = module.split(".")
     try:
         spec = importlib.util.find_spec(first)

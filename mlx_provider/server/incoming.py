@@ -38,8 +38,8 @@ T = TypeVar("T")
 Q = TypeVar("Q", bound=ModelRequest)
 NDJSON = "application/x-ndjson"
 SMALL = 2**20  # bytes of the largest body that does not wait behind large ones
-SMALL_ROOM = 64 * 2**20  # bytes of all small bodies
-PARSED_AT_ONCE = 2  # bodies that are parsed in threads
+SMALL_ROOM = 64 * 2**20  # bytes of small bodies, shared among keys (`ByteGate`)
+PARSED_AT_ONCE = 2  # bodies that are parsed in threads, shared likewise
 MAX_VALUES = 2**21
 """JSON values of one body. Each takes a hundred bytes once parsed, but perhaps 3 in the body."""
 SILENCE = 60.0  # seconds without a byte until a body is abandoned
@@ -90,8 +90,8 @@ class Body:
 
 
 class Bodies:
-    """Limits the bytes of all bodies together. A body counts with its bytes so far, and waits only
-    for others of its key (see `ByteGate`)."""
+    """Shares the bytes of bodies among keys. A body counts with its bytes so far and waits only for
+    others of its key. The oldest of a key never waits, so the sum may exceed the limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -242,8 +242,8 @@ def parse_request(kind: type[Q], body: bytes | bytearray) -> Q:
 
 
 def _json(body: bytes | bytearray) -> object:
-    """The JSON value, not yet validated, so that limits are checked first. Garbage collection is
-    off, because a million objects would trigger it a dozen times."""
+    """The JSON value, not yet validated. Garbage collection is off meanwhile, because a million
+    objects would trigger it a dozen times."""
     collects = gc.isenabled()
     gc.disable()
     try:

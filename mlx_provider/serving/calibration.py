@@ -91,8 +91,7 @@ class Measured:
     """Its layout is `padded` or `solo` where steps of several rows are then clearly faster."""
     curve: Curve
     passes: PassBytes = field(default_factory=PassBytes)
-    least_shared: int = SHARED_UNMEASURED
-    """Tokens from which on rows share a prefix."""
+    least_shared: int = SHARED_UNMEASURED  # tokens from which on rows share a prefix
 
     @property
     def lasts(self) -> bool:
@@ -112,10 +111,8 @@ class Measured:
 @dataclass
 class Times:
     passes: OnDevice
-    context: int
-    """Most tokens of a row."""
-    depths: Sequence[int]
-    """Of the deep cache, the best first."""
+    context: int  # most tokens of a row
+    depths: Sequence[int]  # of the deep cache, the best first
     longest_row: int
     seconds_left: float = IN_ALL
 
@@ -262,13 +259,11 @@ class OnDevice:
     make_cache: MakeCache
     reserve: Reserve
     repeats: int = REPEATS
-    draws: Sequence[SamplingParams] = ()
-    """After a pass of rows, they draw with each of these."""
+    draws: Sequence[SamplingParams] = ()  # after a pass of rows, they draw with each of these
     _memory: MemoryProfile = field(default_factory=partial(MemoryProfile, 0, 0))
     _deep: list[Any] = field(default_factory=list)
-    _depth: int = 0
-    _deep_bytes: int = 0
-    """Tokens and bytes of the deep cache."""
+    _depth: int = 0  # tokens of the deep cache
+    _deep_bytes: int = 0  # bytes of the deep cache
     _over_empty: dict[int, int] = field(default_factory=dict)
     _over_deep: dict[int, int] = field(default_factory=dict)
     """Peak bytes of temporary arrays in passes over an empty cache and over the deep one, by the

@@ -39,8 +39,7 @@ class LoadedDrafters:
     speculation: Speculation | None = None
     drafter: str = ""
     """Names, best first, joined by `JOINED`. Empty: none."""
-    nbytes: int = 0
-    """Bytes of the drafters' weights, and the most that they keep for rows."""
+    nbytes: int = 0  # bytes of the drafters' weights, and the most that they keep for rows
 
     @property
     def scorer(self) -> ScoresPrompts | None:

@@ -52,10 +52,8 @@ class _KVCache:
     make_cache: MakeCache
     name: str
     """Part of keys: kind of KV, and a digest of third-party code. Empty: neither."""
-    layouts: Sequence[str]
-    """Best first."""
-    key: str
-    """Key of the stored measurements on this device."""
+    layouts: Sequence[str]  # best first
+    key: str  # key of the stored measurements on this device
 
 
 @dataclass(frozen=True)

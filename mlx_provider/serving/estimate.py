@@ -69,12 +69,9 @@ def _walk(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class Footprint:
-    weights: int
-    """Bytes."""
-    kv_per_token: int
-    """Bytes of the layers that keep every token."""
-    per_row: int
-    """Bytes of a row of any length: full windows and recurrent states."""
+    weights: int  # bytes
+    kv_per_token: int  # bytes of the layers that keep every token
+    per_row: int  # bytes of a row of any length: full windows and recurrent states
 
 
 def footprint(config: Mapping[str, Any], weight_bytes: int) -> Footprint:

@@ -97,10 +97,8 @@ def _repository(model: str) -> tuple[str, str | None]:
 class Outline:
     config: Mapping[str, Any]
     weight_bytes: int
-    chat_template: str = ""
-    """Empty: none, or several by name."""
-    here: bool = False
-    """Whether it is on this machine."""
+    chat_template: str = ""  # empty: none, or several by name
+    here: bool = False  # whether it is on this machine
 
 
 def outline(model: str) -> Outline:
@@ -292,8 +290,7 @@ def facts_of(model: str, registry: Callable[[], PluginRegistry]) -> ModelFacts:
 @dataclass(frozen=True)
 class OnDisk:
     name: str
-    size: int
-    """Bytes of all revisions."""
+    size: int  # bytes of all revisions
     fault: str = ""
     """Why it cannot be served. Empty: it can."""
 

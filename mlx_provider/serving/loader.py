@@ -70,7 +70,7 @@ class Loader:
     _worker: EngineWorker
     _ledger: MemoryLedger
     _shrink_prefix_cache: Callable[[], None]
-    """Engine thread: frees the bytes reserved for weights."""
+    """Engine thread: evicts prefixes from memory that is reserved for weights."""
     _progress: LoadProgress
     _feature_bytes: int
     _mask_pool: Executor = field(

@@ -37,8 +37,7 @@ _FILE = TypeAdapter(dict[str, Measured])
 class Measurements:
     """All in one file. Belongs to the engine thread. Other processes may share the file."""
 
-    _file: Path | None
-    """`None`: nothing is stored."""
+    _file: Path | None  # `None`: nothing is stored
 
     @classmethod
     def at(cls, setting: str, environ: Mapping[str, str] = os.environ) -> Measurements:
@@ -51,7 +50,7 @@ class Measurements:
         return self._read().get(key)
 
     def keep(self, key: str, measured: Measured) -> None:
-        """For the next load. Failure to write the file is only logged."""
+        """Store for the next load, if it `lasts`. A file that cannot be written is only logged."""
         if self._file is None or not measured.lasts:
             return
         entries = {k: value for k, value in self._read().items() if k != key}

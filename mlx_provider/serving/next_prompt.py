@@ -76,7 +76,7 @@ class ToolTurn:
 
 
 def turn_of(wire: GenerateRequest, view: ModelView, prompt: Prompt) -> ToolTurn | None:
-    """The turn of a request with tools. `None`: it cannot call, or would load images again."""
+    """The turn of a request with tools. `None`: it cannot call, has several choices, or images."""
     calls = wire.messages and wire.tool_choice != "none"
     return ToolTurn(wire, view) if calls and wire.n == 1 and not prompt.spans else None
 
@@ -98,7 +98,7 @@ class NextPrompts:
     def _render(self, turn: ToolTurn) -> None:
         with background(f"request {turn.wire.id}: its next prompt"):
             for request in _requests(turn):
-                begin = partial(self._begin, turn.view, request)
+                begin = partial(self._begin, turn.view, request)  # rendering may have taken long
                 self._worker.call(partial(self._worker.when_idle, begin))
 
     def _begin(self, view: ModelView, request: Request) -> None:
@@ -128,7 +128,7 @@ def known_head(prompt: Prompt, tokenizer: Tokenizer) -> Prompt | None:
         return RESULT in tokenizer.decode(prompt.tokens[-width:], skip_special=False)
 
     total = len(prompt.tokens)
-    most = TAIL  # the fewest last tokens that show it are searched: above `least`, up to `most`
+    most = TAIL  # find the fewest last tokens that show it: double, then halve from `least`
     while not shows(min(most, total)):
         if most >= total:
             return None

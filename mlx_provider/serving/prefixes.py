@@ -33,10 +33,8 @@ class Prefixes:
     _ledger: MemoryLedger
     _worker: EngineWorker
     _recorder: Recorder
-    _folder: Path | None
-    """Of the disk tier, if any."""
-    _disk_bytes: int | None
-    """0: no disk tier; `None`: by the free space."""
+    _folder: Path | None  # of the disk tier, if any
+    _disk_bytes: int | None  # 0: no disk tier; `None`: by the free space
     _newest: PrefixCacheStats = NO_STATS
     _pending: Future[PrefixCacheStats] | None = None
 

@@ -59,10 +59,8 @@ OPTIONAL = {"shared", "padded"}
 class Probe:
     layout: str
     memory: MemoryProfile
-    notes: tuple[str, ...]
-    """Why a better layout is not used."""
-    mixes: bool = False
-    """Whether prompt chunks may share the pass of rows that decode."""
+    notes: tuple[str, ...]  # why a better layout is not used
+    mixes: bool = False  # whether prompt chunks may share the pass of rows that decode
     noise_floor: float = 0.0
     """Largest difference of a likely token's log-probability between a row in a batch and the same
     row alone, caused only by the device's rounding. 0 if rows decode alone."""
@@ -70,8 +68,7 @@ class Probe:
     """Whether no layout was rejected because of a failure that may not occur again."""
     drafts: bool = False
     """Whether a row may have several tokens in one pass, of which the last are rejected."""
-    shares: bool = False
-    """Whether rows may attend to a prefix that is in memory once."""
+    shares: bool = False  # whether rows may attend to a prefix that is in memory once
     padded: bool = False
     """Whether rows of up to 2,048 tokens may share a buffer whatever their lengths."""
 
@@ -82,8 +79,7 @@ class Judgement:
     """Why rows may not run together in this way. Empty: they may."""
     widest: float = 0.0
     """Largest difference of a likely token's log-probability from the row alone, if they may."""
-    failed: bool = False
-    """Whether the trial raised an error that may not occur again."""
+    failed: bool = False  # whether the trial raised an error that may not occur again
 
 
 def unlimited(nbytes: int) -> bool:

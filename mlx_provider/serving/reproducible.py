@@ -30,10 +30,8 @@ UNSTEADY = "set MLX_CUDA_USE_CUDNN_SDPA=0 for the engine on an NVIDIA GPU and lo
 
 @dataclass(frozen=True)
 class Reproducible:
-    shapes: FixedShapes
-    """The only shapes in which passes of the model run."""
-    note: str = ""
-    """Why there are fewer rows than requested."""
+    shapes: FixedShapes  # the only shapes in which passes of the model run
+    note: str = ""  # why there are fewer rows than requested
 
     @classmethod
     def of(
@@ -71,12 +69,9 @@ class Reproducible:
 
 @dataclass(frozen=True)
 class Exact:
-    rows: int
-    """Rows of every pass."""
-    note: str = ""
-    """Why there are fewer rows than requested."""
-    steady: bool = True
-    """Whether one prompt, computed twice alone, gave the same bits."""
+    rows: int  # rows of every pass
+    note: str = ""  # why there are fewer rows than requested
+    steady: bool = True  # whether one prompt, computed twice alone, gave the same bits
 
 
 def exact_rows(

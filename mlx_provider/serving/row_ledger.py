@@ -23,8 +23,7 @@ class ProcessMemory:
     ledger: MemoryLedger
     queue: LoadQueue
     prefixes: Prefixes
-    unload: Callable[[Weights], None]
-    """Called on the engine thread."""
+    unload: Callable[[Weights], None]  # called on the engine thread
 
     def reserve(self, nbytes: int) -> bool:
         """See `probe.Reserve` (engine thread, on which no row runs during measurements)."""
@@ -40,8 +39,7 @@ class RowLedger(Ledger):
     _process: ProcessMemory
     _weights: Weights
     _memory: MemoryProfile
-    _passing: Callable[[int, int], int]
-    """Bytes of a pass of (prompt tokens, rows)."""
+    _passing: Callable[[int, int], int]  # bytes of a pass of (prompt tokens, rows)
 
     def row_bytes(self, tokens: int) -> int:
         return self._memory.row_bytes(tokens)

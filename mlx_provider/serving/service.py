@@ -56,8 +56,7 @@ PREPARED_AT_ONCE = 2
 @dataclass(frozen=True)
 class PromptTokens:
     tokens: Sequence[int]
-    text: str
-    """With special tokens."""
+    text: str  # with special tokens
     context_length: int
 
 

@@ -39,13 +39,11 @@ LIKELY = 64
 
 @dataclass(frozen=True)
 class SoloRow:
-    tokens: list[int]
-    """The prompt."""
+    tokens: list[int]  # the prompt
     cache: list[Any]
     """The cache before the first step. Each run uses a copy."""
     logits: ByStep
-    bound: float
-    """See `_rounding_bound`."""
+    bound: float  # see `_rounding_bound`
     rope_delta: int = 0
 
     def problem(self, found: ByStep) -> str:

@@ -53,12 +53,9 @@ class Entry:
     queue: EventQueue
     media: MediaClaim
     model: str
-    arrived: float
-    """Monotonic seconds."""
-    active: Active | None = None
-    """`None` during its preparation, until it is admitted."""
-    turn: ToolTurn | None = None
-    """Set if the reply may end with calls."""
+    arrived: float  # monotonic seconds
+    active: Active | None = None  # `None` during its preparation, until it is admitted
+    turn: ToolTurn | None = None  # set if the reply may end with calls
 
     def check_wanted(self) -> None:
         """Raise `RequestFailed` if nobody waits for its events any more."""

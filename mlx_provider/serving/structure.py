@@ -38,16 +38,12 @@ FORESEEN = 8
 class Form:
     tool_parser: ToolParser | None
     reasoning_parser: ReasoningParser | None
-    reasoning_open: bool
-    """Whether the reply begins inside a thought."""
+    reasoning_open: bool  # whether the reply begins inside a thought
     structure: Structure | None
-    calls: CallMatchers | None = None
-    """Predicts the text of calls that no grammar forces."""
-    thought_end: str = ""
-    """Empty: no end can be forced."""
+    calls: CallMatchers | None = None  # predicts the text of calls that no grammar forces
+    thought_end: str = ""  # empty: no end can be forced
     warnings: tuple[str, ...] = ()
-    layout: TurnLayout = NO_LAYOUT
-    """White space of the template around the reply's texts."""
+    layout: TurnLayout = NO_LAYOUT  # white space of the template around the reply's texts
 
 
 def form_of(view: ModelView, request: GenerateRequest, text: str) -> Form:

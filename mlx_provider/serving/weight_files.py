@@ -147,12 +147,9 @@ def _index_names(folder: Path) -> set[str]:
 
 @dataclass(frozen=True)
 class _Tensor:
-    values: int
-    """As stored: a packed one holds several weights."""
-    nbytes: int
-    """Once loaded."""
-    unpacked: int | None
-    """Number of weights; `None`: they are loaded as stored."""
+    values: int  # as stored: a packed one holds several weights
+    nbytes: int  # once loaded
+    unpacked: int | None  # number of weights; `None`: they are loaded as stored
 
 
 def _tensors(files: Iterable[Path]) -> dict[str, _Tensor]:

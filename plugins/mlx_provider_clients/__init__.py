@@ -14,7 +14,7 @@ from mlx_provider import Client, Gateway, Profile, hookimpl
 mlx_provider_api = 1
 
 TABLES = Path(__file__).with_name("clients.toml")
-FIELDS = ("environment", "files", "arguments", "hidden")  # of a `Profile`, in its order
+FIELDS = ("environment", "files", "arguments", "hidden")  # of a `Profile`; the last are variables
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 REPLY_MS = 3_600_000  # limit for the first token; 100,000 prompt tokens can take as long
 LEAST_WINDOW_TOKENS = 100_000
@@ -29,7 +29,7 @@ def mlx_clients() -> Iterator[Client]:
     shared = tables.pop("shared")
     for name, table in tables.items():
         fields = {part: table.pop(part) for part in FIELDS if part in table}
-        subagent = table.pop("subagent", None)
+        subagent = table.pop("subagent", None)  # a table for the client with its own main model
         yield Client(
             name,
             profile=partial(_profile, fields, shared),

@@ -41,7 +41,7 @@ class Reply:
         return {**message, "tool_calls": calls} if calls else message
 
     def as_json(self) -> dict[str, Any]:
-        """The reply for the result, without its tokens and without empty parts."""
+        """The reply for the result, without counts, ids and empty parts."""
         calls = [call.as_json() for call in self.calls]
         optional = {"reasoning": self.reasoning, "calls": calls, "failure": self.failure}
         present = {name: value for name, value in optional.items() if value}
@@ -78,7 +78,7 @@ class Client:
             return Reply(failure=f"HTTP {error.status_code}: {error.message[:500]}")
         except openai.APIError as error:
             if self._proxy.process.poll() is not None:
-                self._proxy.wait_ready()  # raises
+                self._proxy.wait_ready()  # raises, with the end of the log
             return Reply(failure=f"{type(error).__name__}: {error.message[:500]}")
 
 

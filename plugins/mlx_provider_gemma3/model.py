@@ -57,8 +57,8 @@ def _variant(window: int | None) -> str:
 
 def load_gemma3(folder: Any, options: LoadOptions) -> Any:
     """Load with mlx-vlm. The embedding is also the output matrix if the checkpoint has no other.
-    Upstream's `LanguageModel.sanitize` looks for the other under a name that never occurs, so it
-    always overwrites it, and copies no `scales` of a quantised embedding."""
+    Upstream's `LanguageModel.sanitize` never finds a checkpoint's own output matrix, overwrites it
+    with the embedding, and copies no `scales` of that."""
     from mlx_vlm.models.gemma3 import language
 
     def sanitize(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +131,8 @@ def image_masks(
     spans: Sequence[MediaSpan], start: int, end: int, window: int | None
 ) -> tuple[mx.array, mx.array]:
     """Which keys the tokens `start .. end` see, (queries, keys) bool: in layers that see all, and
-    in sliding layers, where the keys are those of the ring. `window` 0 or `None`: no limit."""
+    in sliding layers, whose keys begin `window` - 1 tokens before `start`. `window` 0 or `None`: no
+    limit."""
     image_numbers = np.full(end, -1, np.int32)
     for number, span in enumerate(spans):
         image_numbers[span.start : span.end] = number
@@ -226,7 +227,7 @@ class GemmaImages:
         return int(self.processor.size["height"] * self.processor.size["width"])
 
     def expand(self, item: MediaItem) -> ExpandedItem:
-        image_size(item)
+        image_size(item)  # raises for what is no image
         size, resample = self.processor.size, int(self.processor.resample)
         pixels = OnDemand(lambda: item.scale(size["height"], size["width"], resample))
         block = Block(self.tokens, item.content_hash, GemmaInput(pixels, self.processor), pixels)

@@ -131,7 +131,7 @@ class _Arguments(JsonReader):
             elif escape := _ESCAPE.match((yield from reader.peek(6))):
                 emit(reader.skip(len(escape[0])))
             else:
-                emit("\\" + reader.skip(1))  # a backslash that is no escape
+                emit("\\" + reader.skip(1))  # a backslash that begins no escape gets one before it
         reader.skip(len(quote))
         emit('"')
 

@@ -52,8 +52,7 @@ class Function:
     name: str
     schema: dict[str, Any]
     strict: bool = False
-    text_regex: str = ""
-    """The grammar of its only parameter's text; empty: none."""
+    text_regex: str = ""  # the grammar of its only parameter's text; empty: none
 
 
 def names_of_pattern(pattern: str) -> set[str] | None:

@@ -35,7 +35,7 @@ class TurnLayout:
 
     def after(self, prompt: str, openers: Sequence[str], *, begins: bool = True) -> TurnLayout:
         """The layout of a reply to `prompt`, which may have opened the thought and written a part
-        of `thought_open`. `begins`: no part of the reply is in the prompt."""
+        of `thought_open`. `begins`: false if the prompt ends within the assistant's turn."""
         if not begins:
             return replace(self, turn_open=None)
         if self.thought_open is None or not prompt.rstrip().endswith(tuple(openers)):
@@ -125,7 +125,7 @@ def _exact(name: str, plain: str | None, padded: str | None) -> str | None:
     """`plain`, if the template adds it to the white space of the text."""
     if plain is None:
         return None
-    expected = plain + PAD if name.endswith("_open") else PAD + plain
+    expected = plain + PAD if name.endswith("_open") else PAD + plain  # the text is on that side
     return plain if padded == expected else None
 
 

@@ -33,7 +33,7 @@ MAX_QUEUED = 2**29
 """Most bytes that wait to be written. The rest of a prompt is written with a later pass."""
 States = Mapping[int, Snapshot]
 """Snapshots by token count."""
-Step = tuple[Header, int, int]
+Piece = tuple[Header, int, int]
 """A file, and the tokens `[start, stop)` of a prompt that it has. For a snapshot, both are its
 token count. `Header.start` is not relied on, as it may be damaged."""
 Filling = Generator[Header, Arrays, tuple[list[Any] | None, int]]
@@ -85,10 +85,10 @@ class Index:
         else:
             self._segments[header.parent, int(header.tokens[0])].discard(name)
 
-    def walk(self, key: CacheKey, ids: Ids, shared: int = 0) -> tuple[list[Step], list[Header]]:
+    def walk(self, key: CacheKey, ids: Ids, shared: int = 0) -> tuple[list[Piece], list[Header]]:
         """The segments of a path, in order, and the snapshots after tokens of these segments or of
         the first `shared` tokens, the longest first."""
-        digest, end, steps = digests(key, ids), 0, list[Step]()
+        digest, end, steps = digests(key, ids), 0, list[Piece]()
         while end < len(ids) and (names := self._segments.get((digest(end), int(ids[end])))):
             agreed, name = max((common(self.files[n].tokens, ids[end:]), n) for n in names)
             steps.append((self.files[name], end, end + agreed))
@@ -228,11 +228,11 @@ class DiskTier:
         self.writer.do(partial(self.writer.write, header, host_arrays(arrays), forget))
         return True
 
-    def find(self, key: CacheKey, ids: Ids, match: Match, grid: int) -> tuple[int, list[Step]]:
+    def find(self, key: CacheKey, ids: Ids, match: Match, grid: int) -> tuple[int, list[Piece]]:
         """How many tokens of `ids` a row can resume with, and the files with what `match`, which is
         in memory, lacks of them. 0: it lacks nothing. At least one token is left to prefill."""
         steps, states = self.index.walk(key, ids[:-1], match.shared)
-        needed = list[Step]()
+        needed = list[Piece]()
         is_complete = all(node.complete for node in match.nodes)
         if is_complete and all(header.complete for header, _, _ in steps):
             covered = max(match.shared, steps[-1][2] if steps else 0)

@@ -18,7 +18,8 @@ The fields of `RowBuffers` in each state, and the call that ends it:
 | prefix      | leases of rows | yes      | optional       | none     | no row and no node has it  |
 | lost row    | none           | no       | some           | optional | `Totals.remove_lost`       |
 
-A lease that goes without `release` means a failed pass, which may also show later (`lose_unread`).
+The lease of a running row that goes without `release` means a failed pass, which may also show
+later (`lose_unread`); a claim just goes.
 `tests/support/integrity.py` checks this after each step. Imports no mlx."""
 
 from __future__ import annotations

@@ -79,8 +79,9 @@ class Segment:
 
 
 def row_segment(cache: list[Any], length: int) -> tuple[Segment, bool]:
-    """Tokens `[0, length)` of a row, in its own arrays, and whether the row has no more, so that
-    its states are those after `length` tokens. Raises `Unstorable`, and `ValueError` for fewer."""
+    """Tokens `[0, length)` of a row, in its own arrays, and whether no layer shows more tokens (a
+    state never does), so that its states may be those after `length`. Raises `Unstorable`, and
+    `ValueError` for fewer tokens."""
     layers: dict[int, list[Any]] = {}
     complete = exact = True
     for i, layer in enumerate(layers_of(cache)):
@@ -164,14 +165,16 @@ def decode(encoded: Encoded, arrays: Sequence[Any]) -> Any:
 
 @dataclass
 class RowFiller:
-    """Fills a fresh row cache: `put` or `put_nodes` in the order of tokens, then `finish`. Only the
+    """Fills a row cache: `put` or `put_nodes` in the order of tokens, then `finish`. Only the
     piece that is copied is in memory twice."""
 
     cache: list[Any]
-    length: int  # most tokens that it will hold
-    room: int  # further tokens for which it has capacity
+    length: int  # most tokens for which `finish` is called
+    room: int  # capacity after these, in tokens
     states: Collection[int] = ()  # indices of the layers that get the state of a snapshot
-    in_place: int = 0  # tokens that the other layers have already
+    in_place: int = 0
+    """First tokens that the other layers have already: a prefix that they share with other rows, or
+    all of `length`, in buffers that were taken over. Only later tokens are copied."""
 
     def __post_init__(self) -> None:
         self._buffers: dict[int, list[Any]] = {}

@@ -83,8 +83,8 @@ class Limits:
 
 
 class Ledger(ABC):
-    """The memory that an engine's rows need and have. Any thread may call it, except for `reclaim`:
-    engine thread."""
+    """The memory that an engine's rows need and have. Any thread may call it, except that only the
+    engine thread may `reclaim`."""
 
     limits: Limits
 

@@ -114,7 +114,7 @@ def recognition(of: Installed) -> None:
 
 def checkpoint(name: str) -> None:
     """Its checks have a checkpoint to run on."""
-    # this check takes the place of all others of a family without a checkpoint
+    # fails always: a family without a checkpoint has this check in place of all others
     raise Nonconformity(
         f"there is no checkpoint for {name!r}: write one in the hook "
         "pytest_mlx_conformance_models of a conftest.py"
@@ -139,7 +139,7 @@ def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
     """Every check of an installed plugin: of itself, then of its parsers and model families."""
     loaded = attempt(lambda: load(point))
     contents = None if isinstance(loaded, Fault) else loaded
-    # as the registry lists it, which knows whether its names clash with those of other plugins
+    # the registry's entry, which also says whether its names clash with those of other plugins
     listed = next((other for other in lab.registry.plugins if other.key == plugin.key), plugin)
     if isinstance(loaded, Fault):
         listed = replace(listed, error=loaded.summary)

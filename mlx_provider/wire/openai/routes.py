@@ -1,5 +1,6 @@
 """The routes of OpenAI's API, except Responses, and vLLM's `/tokenize`: how each reads a body, and
-the response of `/v1/embeddings`. Parameters are in `request.py`, other responses in `answer.py`."""
+the response of `/v1/embeddings`. Parameters are in `request.py`, responses with a reply in
+`answer.py`. The server itself makes those of `/tokenize` and `/detokenize`."""
 
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from .request import Parameters, generate_requests, is_token_list, parameter_nam
 FORMATS = ("float", "base64")  # of vectors
 TEXT_ONLY_TRUE = ("add_special_tokens", "add_generation_prompt")
 CHAT_ONLY_TRUE = ("add_special_tokens",)
-"""Parameters of `/tokenize` for which only vLLM's default is accepted."""
+"""Parameters of `/tokenize` that must be true, as by default: with a prompt, and with messages."""
 
 
 def _read_generation(
@@ -111,6 +112,7 @@ def decode_vector(vector: str) -> list[float]:
     return [*unpack(f"<{len(data) // 4}f", data)]
 
 
+# By path. `GENERATE`: routes that run a model. `ROUTES`: also those that only convert text.
 GENERATE: Mapping[str, Read] = {
     "/v1/chat/completions": partial(_read_generation, text=False, content_name="messages"),
     "/v1/completions": partial(_read_generation, text=True, content_name="prompt"),

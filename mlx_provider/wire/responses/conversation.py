@@ -37,7 +37,7 @@ def wrap_text(text: str) -> str:
 
 
 def unwrap_text(arguments: str) -> str:
-    """The text in the arguments, which may be cut off; if they have another form, all of them."""
+    """The text in the arguments, which may be cut off; if these are no object, they are."""
     try:
         found = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
@@ -186,8 +186,8 @@ def known_item(item: Fields, known: Collection[str]) -> Fields:
 
 
 def is_typed(last: Sequence[Fields]) -> bool:
-    """Whether the user has just typed the last of these (one or two) items. Only there, an unknown
-    part is refused. After a result, agents send messages of their own, too."""
+    """Whether the user has just typed the last of these (one or two) items: an unknown part is then
+    refused. After a result, agents send messages of their own, too."""
     kinds = [str(item.get("type") or "message") for item in last]
     users = kinds[-1:] == ["message"] and (last[-1].get("role") or "user") == "user"
     return users and not kinds[0].endswith(RESULTS)
@@ -225,6 +225,7 @@ class _Turns(Turns):
 
     def take(self, item: Fields, where: str, *, typed: bool) -> None:
         kind = item.get("type") or "message"
+        # a part in place of an item is a mistake; other unknown types are read as text
         check_kind(kind, f"{where}.type", ITEMS if kind in ITEM_PARTS else None)
         is_known, item = kind in ITEMS, known_item(item, ITEMS)
         kind = item.get("type") or "message"
