@@ -67,7 +67,7 @@ class BodyTooLarge(BadRequest):
 
 
 class UnsupportedModel(BadRequest):
-    """No installed family serves this `model_type`."""
+    """No family serves this `model_type`, or its family cannot serve this checkpoint."""
 
     code = "unsupported_model"
 
@@ -133,14 +133,14 @@ class RequestTimedOut(MLXProviderError):
 
 
 class Overloaded(MLXProviderError):
-    """The queue is full; the message says how long it is."""
+    """Too many requests wait, or too many connections are open; the message says which."""
 
     status = 429
     code = "overloaded"
 
 
 class RequestFailed(MLXProviderError):
-    """The request failed on the device; other requests were not affected."""
+    """The request failed in the engine or was cancelled; other requests were not affected."""
 
     code = "request_failed"
 

@@ -89,11 +89,11 @@ class EngineSettings(FixedSettings):
     """Bytes for weights, rows, passes, free buffers and prefixes. Unset: `serving/memory_limit.py`
     computes it."""
     max_rows: Count = 64
-    """Most decoding rows. More requests wait."""
+    """Most rows that are prefilled or decoded at once. More requests wait."""
     stall_target: Seconds = 0.1
     """Average seconds per token of a stream while a prompt is prefilled."""
     max_chunk: Count = 2048
-    """Most tokens of a prefill chunk while no row decodes."""
+    """Most tokens of a prefill chunk, whether rows decode or not."""
     idle_timeout: Seconds = 600.0
     """An engine that a client has started ends after so many seconds without a client."""
     disk_cache: UserPath | None = None

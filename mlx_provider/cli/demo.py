@@ -86,7 +86,7 @@ def chat(
     api_base: ApiBase = None,
     api_key_file: ApiKeyFile = None,
 ) -> None:
-    """Chat with a model. Ctrl-C ends a reply, Ctrl-D the chat, with exit code 1 after an error."""
+    """Chat with a model. Ctrl-C ends a reply, Ctrl-D the chat: code 1 if its last turn failed."""
     from ..client.connection import connect
     from ..serving.hub import full_name, local_folder
 

@@ -1,5 +1,6 @@
 """A row cache has one entry per layer. The classes are mlx-lm's, because the engine knows how to
-join, cut and store them. `PackedRows` lets one call of a model extend several rows."""
+join, cut and store them; `StateCache` is `ArraysCache`, plus methods for mlx-vlm. `append_kv`
+appends to a layer's cache and returns all keys and values by position, also of a rotating cache."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise

@@ -163,7 +163,7 @@ class Launch:
                 raise EngineUnavailable(f"{program} cannot be run: {error.strerror}") from None
 
     def _start_proxy(self, folder: Path, ending: ExitStack) -> Proxy:
-        # beside a main model, a gateway has one name; else every name leads to the served model
+        # as a subagent, it has one name, and the main model is passed on; else it has every name
         names, forwards = ((), self.client.forwards) if self.as_subagent else (ANYTHING, "")
         config = served_config(self.served, names, forwards)
         proxy = start_proxy(write_config(config, folder), self.environ)

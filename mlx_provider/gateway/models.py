@@ -173,8 +173,8 @@ def require_fit(
     client: Client | None = None,
     larger: Sequence[str] = (),
 ) -> None:
-    """Raise `BadRequest` with the sizes if the client's first prompt does not fit, or too little
-    context is left for agents; the context that a user requests (`wanted`) may be small."""
+    """Raise `BadRequest` if the context is too small for the client's first prompt, for what a user
+    requests (`wanted`) or, without that, for agents. `larger`: models that the error suggests."""
     model, context = found.served.model, found.served.context
     each = DEMO_BYTES_PER_TOKEN if model in DEMOS else BYTES_PER_TOKEN
     tokens = int(client.prompt_bytes / each) if client else 0

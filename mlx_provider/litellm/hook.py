@@ -74,6 +74,7 @@ class DeploymentHook(CustomLogger):
     async def async_post_call_success_hook(
         self, data: dict[str, Any], user_api_key_dict: Any, response: Any
     ) -> Any:
+        """The reply; on /v1/messages, with the stop reason and stop string that were kept."""
         return call.with_ending(data.get("litellm_logging_obj"), response)
 
     async def async_post_call_response_headers_hook(

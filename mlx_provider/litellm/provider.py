@@ -80,7 +80,7 @@ class Provider(CustomLLM):
         except ContextWindowExceededError as error:
             if not reads_errors_in_streams(kwargs["litellm_params"]):
                 raise
-            return refuse(error)
+            return refuse(error)  # a stream that only raises it: on /v1/responses, for Codex
 
     def embedding(self, *args: Any, **kwargs: Any) -> EmbeddingResponse:
         return self._embed(kwargs).collect(kwargs["model_response"])

@@ -54,7 +54,7 @@ def read_block(
     tools: Tools,
 ) -> Reading[bool]:
     """Read the block that begins with `marker`, with the generator `scan` of `scan_block`. Returns
-    `False` if it was text, which went to `emit`. The caller then calls `reader.forget_marks`.
+    `False` if it was text, which went to `emit`. After both results, call `reader.forget_marks`.
 
     | `scan` raises              | before a call was reported      | afterwards                 |
     |----------------------------|---------------------------------|----------------------------|

@@ -171,7 +171,7 @@ class JsonReader:
     emit: Emit
     depth: int = 0
     quotes: tuple[str, ...] = ('"',)
-    comma: ClassVar[str] = ","
+    comma: ClassVar[str] = ","  # emitted for "," that was read; `colon` for ":"
     colon: ClassVar[str] = ":"
 
     def value(self, key: str = "") -> Reading[None]:

@@ -70,7 +70,7 @@ class EngineBuilder:
         return Measurements.at(self._settings.measurements)
 
     def start(self, weights: Weights, options: ModelOptions) -> None:
-        """Probe the model and start its engine, unless it runs. Raises errors of
+        """Probe the model and start its engine, unless it runs (engine thread). Raises errors of
         `mlx_provider.errors`."""
         if weights.started is not None:
             return

@@ -70,7 +70,7 @@ def _gauges(stats: Stats) -> Iterator[Gauge]:
 def _numbers(stats: Stats) -> Iterator[tuple[str, str, float]]:
     engines, memory, cache = stats.engines, stats.memory, stats.prefix_cache
     yield "requests_queued", "Requests that wait now.", sum(engine.queued for engine in engines)
-    yield "requests_running", "Requests that run now.", sum(engine.rows for engine in engines)
+    yield "requests_running", "Rows that run now.", sum(engine.rows for engine in engines)
     yield "models_loaded", "Models in memory.", len(memory.models)
     yield "active_memory_bytes", "Device memory in use.", memory.active
     yield "memory_limit_bytes", "Memory limit of the engine.", memory.limit

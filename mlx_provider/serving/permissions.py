@@ -121,7 +121,7 @@ def _refuse_options(request: ModelRequest) -> None:
         refused, how = chosen - NAMED_KEYS, "with a named key"
     else:
         refused, how = chosen & OWNER_ONLY, "over the network"
-    if refused and request.remote:
+    if refused and request.remote:  # also true of a named key
         name = min(refused)
         raise Forbidden(
             f"{name} cannot be set {how}: grant it where the engine runs, in its "

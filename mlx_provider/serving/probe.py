@@ -170,7 +170,7 @@ class Trial:
             self.add(row.tokens, deepcopy(row.cache), row.rope_delta)
 
     def add(self, tokens: list[int], cache: list[Any], rope_delta: int = 0) -> None:
-        """Add a row with `tokens` in its cache. It decodes the first of them again."""
+        """Add a row with `tokens` in its cache. Its steps run these again, from the first on."""
         prompt, no_text = Prompt(tokens, rope_delta=rope_delta), cast("RowOutput", None)
         request = Request("probe", prompt, SamplingParams(), STEPS + 1, EventQueue())
         request.rows.append(row := Row(request, 0, no_text))

@@ -52,7 +52,7 @@ def form_of(view: ModelView, request: GenerateRequest, text: str) -> Form:
     reasoning = view.reasoning_parser if chat else None
     opened = reasoning is not None and _opened(text, reasoning)
     tools = _tool_parser(view, request) if chat else None
-    messages = reasoning.grammar if reasoning else None
+    messages = reasoning.grammar if reasoning else None  # if each message has an address
     structure = None
     if _demands(request):
         if tools is not None:

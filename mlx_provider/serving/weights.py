@@ -22,7 +22,7 @@ from .reproducible import Reproducible
 GONE = "the engine thread died, and the model with it"
 """While a request has a lease, only that removes its model."""
 WARMED = 4096
-"""Namespaces that have their warm prompts; the oldest gets them again."""
+"""Maximum namespaces that a view remembers as warmed. A forgotten one is warmed again."""
 
 
 @dataclass(eq=False)

@@ -151,7 +151,7 @@ def can_skip(layer: Any) -> bool:
 
 
 def sparse(cache: Sequence[Any]) -> list[Any]:
-    """An empty row cache like `cache`, in which attention layers can lack tokens."""
+    """`cache`, which is empty, with attention layers that can lack tokens. The others are kept."""
     return [by_layer(_sparse, layer) for layer in cache]
 
 

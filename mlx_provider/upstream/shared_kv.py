@@ -86,6 +86,8 @@ class SharedQuantisedKV(SharedRow, QuantizedKVCache): ...
 
 
 class SharedBatchKV(FollowsPrefix, BatchKVCache):
+    """Merged rows. `offset`, which the caller sets, includes the prefix; masks do not."""
+
     def __init__(self, prefix: Prefix, left_padding: list[int]) -> None:
         super().__init__(left_padding)
         self.prefix = prefix

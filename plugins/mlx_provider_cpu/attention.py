@@ -24,8 +24,8 @@ from mlx_provider.records import Part
 BLOCK = 1 << 18  # scores of one block: they fit into the cache of a core
 QUERIES = 16  # fewest queries of a block: fewer are not worth reading the keys
 PACKED = 16
-"""If the smaller side of a matrix is at least so many times the number of rows that the matrix is
-multiplied with, a product row by row is faster: BLAS then does not pack the matrix."""
+"""`few @ many` is faster row by row, as BLAS then does not pack `many`, if the smaller side of
+`many` is at least so many times the number of rows of `few`."""
 PARALLEL_SCORES = 1 << 16  # from so many on, the heads are divided among the cores
 MIN_SCORES = 1 << 12  # with fewer, waiting for the keys costs more than it saves
 Floats = NDArray[np.float32]

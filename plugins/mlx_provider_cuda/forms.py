@@ -68,7 +68,7 @@ def _as_matrices_of_heads(original: Function) -> Function:
 
 def _as_matrices_of_experts(original: Function) -> Function:
     """For a product with experts: dequantises their weights if each has `TILE` rows or more on
-    average, which would take as long as that."""
+    average: one by one, products of so many rows would take as long as that."""
 
     def call(layer: Any, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> Any:
         few = not sorted_indices or indices.size < TILE * layer.num_experts

@@ -52,7 +52,7 @@ def refuses_model(folder: Path, model: LoadedModel, options: DraftOptions) -> st
 
 
 def start_model(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
-    """Load the smaller model. Raises `BadRequest` if its caches cannot remove tokens."""
+    """Load the smaller model. Raises `BadRequest` if it can only score, and `scores` is off."""
     from .draft_model import load_draft_model
 
     return load_draft_model(

@@ -96,7 +96,7 @@ class DraftModel(ScoringModel):
         parts = [ready] if self._together else [[drafted] for drafted in ready]
         drafts = {row_id: found for part in parts for row_id, found in self._guess(part).items()}
         return [
-            () if context is None else drafts.get(id(row))
+            () if context is None else drafts.get(id(row))  # `None`: not read yet, ask again
             for row, context in zip(rows, contexts, strict=True)
         ]
 

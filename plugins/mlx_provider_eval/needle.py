@@ -149,7 +149,7 @@ class Needles:
         for result in found:
             for row in _rows(result):
                 tokens = max(cell["tokens"] for cell in row)
-                computed = tokens - max(cell["skipped_tokens"] for cell in row)
+                computed = tokens - max(cell["skipped_tokens"] for cell in row)  # sparse prefill
                 scores = map(_score, row)
                 table.add_row(Text(result["label"]), f"{tokens:,}", f"{computed:,}", *scores)
             table.add_section()

@@ -129,8 +129,8 @@ def attention_layer(language: Any) -> int | None:
 
 
 def load_head(folder: Path, model: Any) -> BoundHead:
-    """Load the head in the folder for `model`, as `load_into` does. Raises `BadRequest` if it does
-    not fit."""
+    """Load the head in the folder for `model`, whose text model `language_of` finds, as `load_into`
+    does. Raises `BadRequest` if it does not fit."""
     language = language_of(model)
     at, args = attention_layer(language), language.args
     if at is None:

@@ -121,6 +121,6 @@ def load_patch_model(folder: Path, options: LoadOptions) -> PatchVisionModel:
     route_attention(model.language_model)
     vision_model = PatchVisionModel(model, info, tokenizer, form)
     one = mx.array([1])  # a token, and its position
-    # a pass of one token shows `route` the recurrent layers
+    # finds recurrent layers by a pass of one token, so that prompt chunks can share their passes
     route(lambda cache: vision_model.decode(one, cache, one), vision_model.make_cache())
     return vision_model

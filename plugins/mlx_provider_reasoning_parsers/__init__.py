@@ -10,7 +10,7 @@ mlx_provider_api = 1
 CALL = ("<minimax:tool_call>", "")
 DSML = ("<｜DSML｜", "")
 CALLS = (("<tool_call>", "{<"), ("<function=", ""), CALL)
-"""As in `ReasoningParser.calls`: an opener, and the characters of which one must follow it."""
+"""Calls that end a thought: an opener, and the characters of which one must follow; empty: any."""
 QWEN3 = ReasoningParser(
     name="qwen3",
     start="<think>",
@@ -25,8 +25,8 @@ QWEN3 = ReasoningParser(
 def think(
     name: str, aliases: str = "", *, mark: str = "", also: str = "", rank: int = 1, **fields: Any
 ) -> ReasoningParser:
-    """A copy of `QWEN3` for models whose chat template contains `mark`, and `also` in any letter
-    case. Without `mark`, no template is detected. `fields`: of `ReasoningParser`."""
+    """A copy of `QWEN3` for chat templates with `mark`, and `also` in any letter case; without
+    `mark`, for none. The highest `rank` that detects wins. `fields`: of `ReasoningParser`."""
 
     def detect(template: str) -> bool:
         return bool(mark) and mark in template and also in template.lower()
@@ -55,7 +55,7 @@ R1 = "deepseek_r1_0528 qwen3_thinking nemotron_nano vibethinker holo2"  # aliase
 V3 = "deepseek_v31 deepseek_v32"  # aliases
 V3_CALLS = (DSML, ("<｜tool▁calls▁begin｜>", ""))
 M2_CALLS = (CALL, ("<tool_call>", ""), ("<invoke name=", ""))
-RESPONSE = ("<response>", "</response>")
+RESPONSE = ("<response>", "</response>")  # markers around the answer, which are not shown
 PARSERS = (
     QWEN3,
     think("deepseek_r1", R1, mark="<｜Assistant｜><think>", **ALWAYS),

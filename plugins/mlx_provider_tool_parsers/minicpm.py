@@ -23,7 +23,7 @@ def scan(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from reader.expect(OPEN)
     yield from reader.space()
     quoted = (yield from reader.peek()) in ('"', "'")
-    # only a call has a quoted name: a fault in it makes the whole element text
+    # a fault makes the whole element text; in its header, only if a quote shows that it is a call
     name = "" if quoted else (yield from _header(reader))
     yield from claim(_call(reader, name, tools), _show_element(start))
 

@@ -282,8 +282,8 @@ class _TagReader:
 
     def call_goes_on(self, arguments: Arguments, depth: int) -> Reading[bool]:
         """Whether what follows a closing tag shows that the value has ended: a parameter, or the
-        end of the call or of the reply. If the value has open tags, if the call has the parameter
-        already, or if other text follows the call, no later closing tag may be left over."""
+        end of the call or of the reply. In doubt, no later closing tag may be left over: if the
+        parameter follows open tags or repeats a name, or if other text follows the call."""
         form, reader = self.form, self.reader
         found = yield from reader.at(*filter(None, (form.key, form.call_end, form.block_end)))
         if not found:

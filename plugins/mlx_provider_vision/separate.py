@@ -31,8 +31,8 @@ class ImageGrid:
 
 
 class SeparateVisionModel(AnyVisionModel):
-    """Every image is a separate span, identified by its content. Only for models in which
-    `loading.problem_of` finds no problem."""
+    """Every image is a separate span, identified by its content. A `HiddenStatesModel`. Only for
+    models in which `problem_of` of this plugin's `loading.py` finds no problem."""
 
     prepare = VisionModel.prepare
     make_cache = VisionModel.make_cache

@@ -103,7 +103,7 @@ def _submit(
 
 
 class CallPredictor:
-    """Predicts the calls of one choice. Belongs to the engine thread."""
+    """Predicts the calls of one choice (engine thread). `matchers.marker` must not be empty."""
 
     def __init__(self, matchers: CallMatchers) -> None:
         self._matchers = matchers

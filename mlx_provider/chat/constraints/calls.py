@@ -85,7 +85,7 @@ class CallRules:
 
     grammar: CallGrammar
     functions: Sequence[Function]
-    split: Split
+    split: Split  # cuts text at special tokens, which become their ids
     spaces: Whitespace
     parallel: bool
     warnings: list[str] = field(init=False, default_factory=list)

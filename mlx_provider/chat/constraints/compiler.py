@@ -172,7 +172,8 @@ class GrammarCompiler:
         messages: MessageGrammar | None = None,
     ) -> Structure | None:
         """The constraint for what the request demands; `None`: any text is allowed. `calls`: the
-        format of calls; `None`: JSON objects. With `thoughts`, the reply may begin with a thought.
+        format of calls; `None`: JSON objects. With `thoughts`, the reply may begin with a thought;
+        with `messages`, too, unless the grammar is the client's; they also say how an answer opens.
         Raises `BadRequest` that names the parameter, and for schemas the keyword."""
         preface = messages.answer if messages else ""
         allowance = Allowance(namespace=request.namespace)

@@ -104,7 +104,7 @@ def between_slashes(regex: str) -> str:
 
 def whole_text(pattern: str) -> str | None:
     """A schema's `pattern`, which may match anywhere, as a pattern of the whole text. `None`: it
-    has inner anchors, alternatives at the top level or lookarounds, or is too long."""
+    has inner anchors, top-level alternatives, a `(?...)` other than `(?:...)`, or is too long."""
     if len(pattern) > _MAX_PATTERN:
         return None
     # look at what is outside escapes and classes; then remove groups, from the innermost on

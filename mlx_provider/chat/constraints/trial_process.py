@@ -74,8 +74,8 @@ def try_grammar(lark: str, tokenizer: Any, first_byte: int, limits: Any) -> str:
 
 def make_answerer(limits: str) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
     """Returns the function that answers messages. The first message holds the arguments of
-    `Vocabulary`. Each further one is a grammar (`lark`) and its limit of processor `seconds`; the
-    answer has what is `wrong` with the grammar (empty: nothing), and the `seconds` that it took."""
+    `Vocabulary`. Each further one is a grammar (`lark`) and the most processor `seconds` to compile
+    it; the answer has what is `wrong` with it (empty: nothing), and the `seconds` that it took."""
     bounds = LLParserLimits(**json.loads(limits))
     vocabulary: Vocabulary | None = None
     tokenizer: Any = None

@@ -109,7 +109,7 @@ class _Calls:
         self._group: list[_Slot] = []
         self._open: dict[str, deque[_Slot]] = {}  # calls of the group without a result, by id
         self._filled: dict[str, _Slot] = {}  # the group's last call with a result, by id
-        self._earlier: dict[str, list[_Slot]] = {}  # earlier calls without a result, by every id
+        self._earlier: dict[str, list[_Slot]] = {}  # earlier calls without a result; keys: all ids
         self._strangers: list[tuple[int, Turn]] = []  # results in the group with an unknown id
         self._interrupted = False  # whether a turn of another role has followed the calls
 

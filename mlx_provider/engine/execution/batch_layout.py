@@ -32,8 +32,8 @@ from .grouped_kv import MixedChunk, WideRow, fillers, join, split, with_wide_row
 log = logging.getLogger(__name__)
 
 MERGED_BYTES, PASS_BYTES = 1 << 29, 1 << 32
-"""Most bytes of a group that a row may join. `grouped`: so many are copied in a few milliseconds.
-Other layouts: one more group costs more than an occasional copy."""
+"""Most bytes of a group that a row may join. In `grouped`, the first: it is copied in milliseconds.
+Else the second: one more group costs more than an occasional copy."""
 GROWN = 2  # a group is halved once its bytes exceed this multiple of `Layout.bound`
 MAX_RATIO = 2.0  # longest row of a group over its shortest. Padding costs memory and compute
 SHORT, PADDED = 256, 2048

@@ -147,7 +147,7 @@ class ChunkKV:
 
 
 class FillerKV:
-    """Attention cache of one layer for filler rows, each of which sees only its own token."""
+    """Attention cache of a layer for filler rows (padding of a pass): each sees only its token."""
 
     offset = 0
 

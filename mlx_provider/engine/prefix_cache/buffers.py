@@ -257,8 +257,8 @@ class Reuse:
 
     def claim(self, match: Match, rows: int) -> Claim:
         """What the first of a prompt's `rows` can have without a copy; an empty claim: nothing. The
-        other rows share its prefix, or all tokens if it has none (`fork`). So a prefix is refused
-        if the tokens after it, once for each row, are more than the whole prompt."""
+        other rows share its prefix, or, if it has none, all its tokens (`fork`). So a prefix is
+        refused if the tokens after it, as each row has its own, are more than the whole prompt."""
         path, length = match.path, match.length
         possible = (_take_over(path, length), self._share(path, length))
         for found in filter(None, possible if self._in_place else ()):

@@ -230,7 +230,7 @@ class DiskTier:
 
     def find(self, key: CacheKey, ids: Ids, match: Match, grid: int) -> tuple[int, list[Piece]]:
         """How many tokens of `ids` a row can resume with, and the files with what `match`, which is
-        in memory, lacks of them. 0: it lacks nothing. At least one token is left to prefill."""
+        in memory, lacks of them. 0: `match` goes as far. At least one token is left to prefill."""
         steps, states = self.index.walk(key, ids[:-1], match.shared)
         needed = list[Piece]()
         is_complete = all(node.complete for node in match.nodes)

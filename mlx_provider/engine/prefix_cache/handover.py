@@ -133,7 +133,7 @@ def leave_in_place(row: RowBuffers, new: NewPath, path: Sequence[Node]) -> NewPa
     ends = [x.stop for x in path if x.start >= base_tokens and x.row not in (None, row)]
     start = max(ends, default=base_tokens)
     doubled = start - base_tokens
-    # both are `None` if the row has no prefix; only `stored_base`, if no node is in its prefix
+    # without a prefix, both are `None`; if no node is in its prefix, only `stored_base` is
     stored_base = next((node.row for node in path if node.stop == base_tokens), None)
     is_possible = (
         stored_base is row.base

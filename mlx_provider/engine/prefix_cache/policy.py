@@ -23,7 +23,7 @@ from .snapshots import GRID, NEAR, choose_snapshots
 from .tree import CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
 
 WORTH_KEEPING = 32
-"""A cancelled prefill with fewer tokens is not stored."""
+"""A prefill with fewer tokens is not stored. For a reproducible model, one whole pass suffices."""
 AROUND = 8
 """Tokens in a report on either side of the point where a prompt left the stored path."""
 isolate = partial(isolate_use, "the prefix cache")
@@ -108,7 +108,7 @@ class PrefixCachePolicy(PrefixOffers):
         return job.ids
 
     def pays_in_background(self, job: PrefillJob) -> bool:
-        """Whether a background prefill computes more than a few tokens, but less than it finds."""
+        """Whether more than `NEAR` of its tokens are not stored, and at least half are reusable."""
         known = 0 if job.match is None else job.match.shared  # `None`: the look-up failed
         few = len(job.tokens) - max(known, job.estimated_cached) <= NEAR
         return not few and job.tokens_left <= job.estimated_cached

@@ -183,7 +183,7 @@ class Chunking:
             if not drafts:
                 return plan.pass_seconds
             more = pace * curve.with_drafts(drafts, rows + chunk, rows, keys)
-            # `first`: no pass before had as many cached tokens
+            # a new shape costs `first`, and no pass before had as many cached tokens
             return plan.pass_seconds + (more + curve.first)
 
         return seconds

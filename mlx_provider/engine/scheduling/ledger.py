@@ -267,7 +267,7 @@ class StepMemory:
 
     def newly_pinned(self, rows: Iterable[Row], leases: Iterable[Lease | None]) -> int:
         """Bytes of the prefix cache that can no longer be evicted once `leases` are acquired, less
-        those that can be when of `self.rows` only `rows` are left. May be negative."""
+        those that become evictable when only `rows` of `self.rows` are left. May be negative."""
         leased, staying = buffers_of(leases), set(rows)
         ended = {row.lease for row in self.rows if row not in staying}
         freed = [own for own in buffers_of(ended) - leased if ended.issuperset(own.users)]

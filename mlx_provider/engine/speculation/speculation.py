@@ -26,7 +26,7 @@ from .policy import KNOWN_TEXT, AcceptanceRate, Ask, Asks, Kind, Policy, RowAcce
 
 log = logging.getLogger(__name__)
 
-KEPT = 64  # most hidden states of a row, or of the end of a prompt, that are kept for a drafter
+KEPT = 64  # most states of a prompt's end, and most arrays of states of a row, kept for a drafter
 UNASKED = 4096  # most hidden states of prompts that several rows together keep for a drafter
 
 

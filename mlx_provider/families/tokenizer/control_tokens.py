@@ -227,7 +227,7 @@ class ControlTokens:
 
 
 def pattern_of(texts: Iterable[str]) -> str:
-    """A regular expression for the longest of `texts`. Common prefixes are compared once."""
+    """A regex for the longest of `texts` at a position. Common prefixes are compared once."""
     tree: dict[str, Any] = {}
     for text in texts:
         node = tree

@@ -1,7 +1,8 @@
 """Loads models of mlx-vlm without its server, and calls them.
 
-`embed`, `has_mrope` and `language_logits` are described in `upstream.mlx_vlm`. They read nothing of
-a request from the model object, and leave nothing there."""
+From `upstream.mlx_vlm`: `embed` makes embeddings of a processor's arrays, `has_mrope` tells whether
+rotary positions have three axes, `language_logits` gives the logits of token ids. They read nothing
+of a request from the model object, and leave nothing there."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -253,7 +253,8 @@ def odd_names(of: Format) -> None:
 
 
 def cut_replies(of: Format) -> None:
-    """A reply that ends inside a call raises nothing, and no text of it is lost."""
+    """A reply that ends inside a call raises nothing, keeps the text before it, and shows no piece
+    of the call. A sentence with an opener stays whole."""
     arguments = {"text": "two\nlines", "count": 3, "list": ["a", {"b": None}]}
     call = of.call_text("put", arguments, calls.SCHEMA)
     for end in range(len(call)):

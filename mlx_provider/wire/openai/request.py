@@ -29,7 +29,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 """By field of our request: the parameters that may set it, if the name differs. An error names the
 first of them that was given. The engine reports every constraint, tools included, as `grammar`."""
-SCHEMA = "response_format.json_schema.schema"
+SCHEMA = "response_format.json_schema.schema"  # its place in errors; other APIs replace it
 FUNCTION_MEMBERS = ("name", "description", "parameters", "strict", "return", "returns", "response")
 """Members of a function that chat templates know."""
 COMPLETION_TOKENS = 16

@@ -59,7 +59,7 @@ NAMES = {
     "verbosity": "text.verbosity",
 }
 """Parameters of chat, and those of the Responses API in their place."""
-WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
+WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {  # values that give no warning; `None`: all values
     **dict.fromkeys(("client_metadata", "prompt_cache_options", *REFUSED)),
     **dict.fromkeys("access_programs background_options image max_tool_calls".split(), ()),
     "moderation": (),
