@@ -301,8 +301,8 @@ class CircuitBreaker:
 
     def record_success(self, *, used: bool) -> bool:
         """Count a step without failure; `used`: with the feature, not its fallback. Returns whether
-        this step enables the feature again. One failure then disables it, and the next wait has
-        twice as many steps, unless so many steps with the feature have succeeded before."""
+        this step enables the feature again. One failure then disables it for twice as many steps,
+        unless it has succeeded in so many before: then failures and waits count anew."""
         if self.closed and not used:
             return False
         self._successes += 1

@@ -81,7 +81,7 @@ def up(
     record = _running(files, model, tokens, port)
     while record is None:
         record = _record(context, files, model, tokens, port)
-        if not start(files, record, os.environ, show_step):
+        if not start(files, record, os.environ, show_step):  # another process was first
             record = _running(files, model, tokens, port)
     key, new = files.key()
     if new:  # the file was removed, or opened to others, while the gateway ran

@@ -252,7 +252,7 @@ class Engine:
                 prefixes.keep_row(row, row.tokens[:cached], partial(self.batch.extract, row))
 
     def end_leases(self, rows: Sequence[Row]) -> None:
-        """Of stored rows. Without `release`, as after a failed pass, their buffers are lost."""
+        """Give back what rows lease. Without `release`, as after a failed pass, it is lost."""
         for row in rows:
             if self.prefix_cache is not None and not row.corrupted:
                 self.prefix_cache.release(row)

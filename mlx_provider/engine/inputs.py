@@ -65,7 +65,7 @@ class Inputs:
         cut = shorten(vector, self.dimensions, normalise=self.normalise)
         data = b64encode(cut.astype("<f4").tobytes())  # little-endian
         result = Embedded(index=self.at, vector=data.decode())
-        self.at += 1
+        self.at, self.found = self.at + 1, None
         self.later_tokens -= len(self.tokens[self.at]) if self.left else 0
         return result
 

@@ -231,11 +231,11 @@ def _carry_message_tools(kwargs: dict[str, Any]) -> None:
         Parameters({name: kwargs.get(name) for name in ("tools", "tool_choice")})
     )
     as_functions(made.get("tools", []))
+    if anthropic.retains(kwargs):  # also by a mark of a tool, which goes below
+        kwargs["prompt_cache_retention"] = "24h"
     kwargs[IGNORED] = []
     if kwargs.get("tools"):
         kwargs["tools"] = [anthropic.known_members(tool) for tool in kwargs["tools"]]
     if made.get("parallel_tool_calls") is False:
         kwargs["parallel_tool_calls"] = False
-    if anthropic.retains(kwargs):
-        kwargs["prompt_cache_retention"] = "24h"
     kwargs.pop("cache_control", None)  # every prompt is cached, as far as there is room

@@ -240,7 +240,7 @@ class ResponseStream:
     def __init__(self, request: OpenRequest, heartbeat: float | None = None) -> None:
         self._request = request
         self._heartbeat = heartbeat
-        self.mlx_created = int(time.time())  # see `patches.CREATED`
+        self.mlx_created = int(time.time())  # `patches.CREATED`: marks our streams, dates chunks
         self._chunks = ChunkStream(
             request.generation.accepted.id, request.model, self.mlx_created, text=request.text
         )

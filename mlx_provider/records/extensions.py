@@ -107,7 +107,7 @@ class DraftOptions:
     """The folder of a smaller model of the same vocabulary."""
     room: int | None = None
     """Bytes of memory for the drafter; `None`: no limit."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)  # the operator's `extra`, unchanged
     scores: bool = False
     """Sparse prefill is on: a model that can only score prompts (`ScoresPrompts`) may start."""
 

@@ -47,7 +47,7 @@ class TaggedArguments:
     """Text that no text value may contain, because the parser would not read it as text. What
     closes a value is always barred."""
     keywords: bool = False
-    """Keys must be valid Python keywords; a call with other keys has one JSON object."""
+    """Parameters must be valid Python argument names; a tool with others takes one JSON object."""
 
     @property
     def marks_text(self) -> bool:

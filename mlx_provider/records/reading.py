@@ -137,7 +137,7 @@ class TextReader:
     # ---- going back
 
     def hold_calls(self) -> None:
-        """Hold back each call from here on until it is complete, or until `release_calls`."""
+        """Hold back events from here on, each until a call is complete or `release_calls`."""
         self._holding, self._held, self._held_calls = True, self.events, self._calls
         self.events = []
 

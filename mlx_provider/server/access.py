@@ -203,7 +203,7 @@ class Gate:
         scope[SCOPE_KEY] = key
         reference = scope.get("state", {}).get(SCOPE_CONNECTION)
         if reference is not None and (connection := reference()) is not None:
-            connection.admit(key_name(scope))
+            connection.admit(key_name(scope))  # raises `Overloaded`: too many for this key
 
     def _check_origin(self, headers: Headers) -> None:
         host = host_of(headers.get("host", ""))

@@ -27,13 +27,13 @@ async def until_stopped(stopping: anyio.Event, seconds: float) -> AsyncIterator[
 
 
 class ListenerRequest(BaseModel):
-    """The key that the agent will send, and fields that each of its requests gets."""
+    """The key that the agent will send. All its requests get this model and these options."""
 
     model_config = ConfigDict(extra="forbid")
     key: str = Field(min_length=32, pattern=r"^[!-~]+$", repr=False)
     model: Name
     options: ModelOptions = ModelOptions()
-    max_tokens: int = Field(ge=1)
+    max_tokens: int = Field(ge=1)  # of a request that names no limit
 
 
 class ListenerRoute:

@@ -71,7 +71,7 @@ class EngineApp:
         self._bodies = Bodies(body_bytes)
         self._blas = blas
         self.activity = Activity()
-        self.handover = Handover(self.activity)
+        self.handover = Handover(self.activity)  # decides when the engine ends
         self._identity = dict(identity or {})
         self._started = int(time.time())
         self.stopping = anyio.Event()

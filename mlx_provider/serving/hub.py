@@ -117,7 +117,7 @@ def outline(model: str) -> Outline:
 
 
 def _list_files(repo: str, revision: str | None) -> dict[str, int]:
-    """Bytes by name. Raises `ModelNotFound`, and `BadRequest` without weights for MLX."""
+    """Bytes by name. Raises `ModelNotFound`, and `BadRequest` for GGUF without safetensors."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -174,7 +174,7 @@ def _cached_folder(repo: str, revision: str | None) -> Path | None:
 
 def download(model: str) -> Path:
     """Fetch the newest version of a repository, only new files. Returns its folder. Raises
-    `ModelNotFound`, and `BadRequest` for a repository without weights for MLX."""
+    `ModelNotFound`, and `BadRequest` for a repository with GGUF files and no safetensors."""
     import httpx
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

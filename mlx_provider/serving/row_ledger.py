@@ -26,7 +26,7 @@ class ProcessMemory:
     unload: Callable[[Weights], None]  # called on the engine thread
 
     def reserve(self, nbytes: int) -> bool:
-        """See `probe.Reserve` (engine thread, on which no row runs during measurements)."""
+        """Evict prefixes, so that measurements find `nbytes` free. `False`: they do not fit."""
         left = self.ledger.unused_bytes - nbytes
         if left >= 0:
             self.prefixes.evict_to(left + self.ledger.prefixes_in_use)
@@ -47,23 +47,23 @@ class RowLedger(Ledger):
     def pass_bytes(self, tokens: int, rows: int) -> int:
         return self._passing(tokens, rows)
 
-    def available(self) -> int:
+    def available(self) -> int:  # bytes for all rows of this model
         return self._process.ledger.free - self._others()
 
-    def available_alone(self) -> int:
+    def available_alone(self) -> int:  # the same if no other model were loaded
         return self._process.ledger.limit - self._process.ledger.bytes_of(self._weights.key)
 
-    def image_bytes(self) -> int:
+    def image_bytes(self) -> int:  # of images that requests hold until the model takes them
         return self._process.ledger.media_bytes()
 
-    def others_go_on(self) -> bool:
+    def others_go_on(self) -> bool:  # whether requests of other models will end without its memory
         return self._process.queue.others_go_on(self._weights.key)
 
-    def unloadable(self, need: int, pinned: int) -> int:
+    def unloadable(self, need: int, pinned: int) -> int:  # bytes; `pinned` ones of prefixes stay
         others, queue = self._others() + pinned, self._process.queue
         return queue.unloadable(self._weights.key, need, others, stuck=self._stuck(need))
 
-    def reclaim(self, need: int) -> None:
+    def reclaim(self, need: int) -> None:  # `need`: bytes for all rows of this model
         others, stuck, process = self._others(), self._stuck(need), self._process
         process.queue.make_way(self._weights.key, need, others, process.unload, stuck=stuck)
         left = self.available() - need

@@ -84,8 +84,8 @@ class InFlight:
                 raise BadRequest("another request with this id is being served", param="id")
 
     def enter(self, entry: Entry, request: Request, view: ModelView, lease: Lease) -> Active:
-        """Admit the request of an entry. Raises the errors of the scheduler's `check`, and
-        `RequestFailed` if nobody waits for it any more."""
+        """Admit the request of an entry to its engine's queue. Raises the errors of the scheduler's
+        `check`, and `RequestFailed` if nobody waits for it any more."""
         instance = view.weights.instance
         with self._lock:
             entry.check_wanted()

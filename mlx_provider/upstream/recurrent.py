@@ -137,7 +137,7 @@ class StateRun:
         return found
 
     def keep(self, tokens: int) -> None:
-        """After drafts: set the cache back to the state after the first `tokens` tokens."""
+        """After drafts: give the cache, unchanged until now, the state after `tokens` tokens."""
         if self._steps is not None:
             self.cache.cache = self._steps.after(tokens)
 

@@ -107,7 +107,7 @@ def parts_of(
     content: Any, where: str, known: Collection[str] | None, *, texts: bool = False
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Place, type and object of each part of a content that is a list. `known`: allowed types;
-    `None`: all, others become text. `texts`: plain texts are skipped; no type means `text`."""
+    `None`: all; chat makes text of others. `texts`: plain texts are skipped; no type: `text`."""
     if content is None or isinstance(content, str):
         return
     for at, part in objects(content, where, texts=texts):

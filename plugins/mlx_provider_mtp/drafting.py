@@ -17,7 +17,7 @@ KV_BYTES = 2**29
 KV_SHARE = 4
 """Keys and values take at most 1/4 of the memory for a head and its rows."""
 UNASKED = 4096
-"""Most tokens, of all rows, whose states the engine keeps until it asks the head."""
+"""The engine's limit: most tokens, of all rows, whose states it keeps until it asks the head."""
 WINDOW = 1024
 """Last tokens of a row that a head attends to at least. Older ones are dropped before a row exceeds
 twice as many."""

@@ -19,7 +19,7 @@ SAMPLING = {
     "seed_oss": SamplingDefaults(temperature=1.1, top_p=0.95),
     "smollm3": SamplingDefaults(temperature=0.6, top_p=0.95),
 }
-"""From the models' pages on the Hub, or the generation_config.json of the original weights."""
+"""By `model_type`, if a model's files name none. From its page, or its original weights' files."""
 
 
 @hookimpl

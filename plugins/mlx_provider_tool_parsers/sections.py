@@ -86,7 +86,7 @@ class Section:
         stops = (self.fence[0] or self.separator, self.call_end, *self.end, self.call)
         name = self.name((yield from reader.until(*stops)), tools)
         yield from reader.expect(stops[0])
-        then = show_through(*self.end)
+        then = show_through(*self.end)  # after a fault in the JSON, up to the section's end
         yield from claim(read_call(reader, name, then), then)
         yield from reader.space()
         if self.fence[1]:

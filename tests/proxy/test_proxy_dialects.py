@@ -62,9 +62,9 @@ def test_disable_parallel_tool_use_and_cache_control_reach_the_engine(engine, ra
     mark = {"type": "ephemeral", "ttl": "1h"}
     raw.post("/v1/messages", json={**body, "tool_choice": alone}).raise_for_status()
     assert engine.request["parallel_tool_calls"] is False
-    raw.post("/v1/messages", json={**body, "cache_control": mark}).raise_for_status()
-    assert engine.request["parallel_tool_calls"] is True
-    assert engine.request["retain"] is True
+    for marked in ({"cache_control": mark}, {"tools": [{**TOOL, "cache_control": mark}]}):
+        raw.post("/v1/messages", json={**body, **marked}).raise_for_status()
+        assert (engine.request["parallel_tool_calls"], engine.request["retain"]) == (True, True)
     wrong = {"type": "auto", "disable_parallel_tool_use": "yes"}
     reply = raw.post("/v1/messages", json={**body, "tool_choice": wrong})
     assert reply.status_code == 400

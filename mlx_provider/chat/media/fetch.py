@@ -29,7 +29,7 @@ class MediaPolicy:
     allow_private: bool = False
     allow_file: bool = False
     max_bytes: int = 20 * 2**20
-    max_total_bytes: int = 128 * 2**20
+    max_total_bytes: int = 128 * 2**20  # of http(s) URLs only
     max_pixels: int = 64_000_000
     max_total_pixels: int = 256_000_000
     max_frames: int = 256

@@ -221,8 +221,8 @@ class PrefixCache:
             return None
 
     def save_prefill(self, key: CacheKey, ids: Ids, cache: list[Any], start: int) -> None:
-        """Write a row to disk during its prefill, if the disk is fast enough. The last pass
-        computed the tokens of `ids` from `start` on."""
+        """Write the full files of a row to disk during its prefill, if the disk is fast enough. The
+        last pass computed the tokens of `ids` from `start` on."""
         if self.disk is not None and self.disk.due(start, len(ids)):
             try:
                 self.disk.save(key, ids, row_segment(cache, len(ids))[0], {})

@@ -179,7 +179,7 @@ def evict_nodes(
     for node in reversed(every):
         is_last = node.row is None or node.row.path[-1] is node
         if is_last and not node.is_pinned and node not in keep:
-            inherit(node)
+            inherit(node)  # from a child that has its tokens, too: its own copy goes
     order, stored, weights = count(), totals.nbytes, sessions.weights()
     heap: list[tuple[float, int, bool, Node]] = []
 

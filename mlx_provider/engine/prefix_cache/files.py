@@ -39,7 +39,7 @@ from .tree import Ids
 
 log = logging.getLogger(__name__)
 
-FOLDER = "prefixes"
+FOLDER = "prefixes"  # in the folder that `disk_limit` and `bytes_on_disk` take; others take this
 FREE_SHARE = 0.1  # the default limit, of the free disk space,
 MAX_BYTES = 20 * 10**9  # but at most so many bytes
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH

@@ -167,7 +167,7 @@ def new_root(totals: Totals) -> Node:
 
 
 def match(root: Node, ids: Ids, limit: int, grid: int = 1) -> Match:
-    """See `PrefixCache.match`."""
+    """As `PrefixCache.match`: at most `limit` ids match; a row resumes at multiples of `grid`."""
     nodes, node, shared = list[Node](), root, 0
     while shared < limit and shared == node.stop:
         child = node.children.get(int(ids[shared]))

@@ -224,7 +224,7 @@ class PassTimer:
         self._costs = costs
         self._launched: list[tuple[float, Load]] = []  # (expected seconds, load), the oldest first
         self._since = 0.0
-        self.token_at = 0.0  # when the decoding rows last got a token
+        self.token_at = 0.0  # when the decoding rows last got a token; the engine sets it
 
     def stall_seconds(self, now: float) -> float:
         """Seconds that rows will have waited when the chunks behind their last pass have ended."""

@@ -248,7 +248,7 @@ class HFTokenizer:
         escaped: Container[str] | None = (),
     ) -> tuple[Hidden, str]:
         """A client's input with its control tokens hidden, and the text rendered from it.
-        `escaped`: characters that get no mark in the first rendering, see `hide`."""
+        `escaped`: characters written as `\\uXXXX` in the first rendering; `None`: all."""
         given = Hidden(messages, tools, variables)
         hidden = self._hide(given, escaped)
         text = self._render_text(hidden)

@@ -230,7 +230,7 @@ def _join(
 
 
 class Letters:
-    """Encodes pieces of `text` with the model of `fast` but without its control tokens."""
+    """Encodes pieces of `text` with the model and added tokens of `fast`, except control tokens."""
 
     def __init__(self, fast: Any, control: ControlTokens, text: str) -> None:
         from tokenizers import AddedToken, Tokenizer

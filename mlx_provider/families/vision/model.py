@@ -233,7 +233,7 @@ class VisionFeatures:
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens `start .. stop` of a chunk: text, or a part of one media span."""
+    """Tokens `start .. stop` of the prompt, in one chunk: text, or a part of one media span."""
 
     start: int
     stop: int

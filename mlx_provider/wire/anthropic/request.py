@@ -18,7 +18,7 @@ BLOCKS: Mapping[str, Collection[str]] = {
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking", "compaction"),
     "system": ("text",),
 }
-RESULT_BLOCKS = ("text", "image", "tool_reference")
+RESULT_BLOCKS = ("text", "image", "tool_reference")  # in a result; a gateway makes text of others
 IMAGE_SOURCES = {"base64": "data", "url": "url"}  # by type: the member with the image
 MEMBERS = ("name", "description", "strict")  # of a tool, the same in chat
 BUILT_IN = ("bash_", "computer_", "memory_", "text_editor_")
@@ -205,7 +205,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def known_members(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The tool without members that this API does not know."""
+    """Only the members of a tool that chat needs: not its `type` and no `cache_control`."""
     return {name: tool[name] for name in (*MEMBERS, "input_schema") if name in tool}
 
 

@@ -39,7 +39,7 @@ def _read_message(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequ
 
 def _read_count(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     request, names = message_request(body, sender, counted=True)
-    return ParsedRequest([request], partial(WholeResponse, wanted=None), names)
+    return ParsedRequest([request], partial(WholeResponse, wanted=None), names)  # reply is unused
 
 
 class _Message:
