@@ -40,8 +40,8 @@ def client_of_running(
     as_json: bool = False,
     err: bool = False,
 ) -> HttpClient:
-    """A client of the engine. If none runs on this machine, ends the command with exit code 3 and a
-    message, on stderr if `err` (stdout is for a program). Raises like `why_none_runs`."""
+    """A client of the engine. If none runs on this machine, ends with exit code 3 and a message,
+    on stderr if `err` (stdout is for a program). Raises `EngineUnavailable` or `BadRequest`."""
     from ..client.connection import connect
     from ..client.runtime_folder import why_none_runs
 
@@ -127,9 +127,9 @@ def status(
 @engine.command("restart", short_help="As stop: the next request starts an engine.")
 @engine.command()
 def stop(
-    idle: Annotated[bool, typer.Option("--idle", help="Wait until no request runs.")] = False,
+    idle: Annotated[bool, typer.Option("--idle", help="End it when no request runs.")] = False,
 ) -> None:
-    """Stop the engine. Running requests end with an error, unless --idle is given.
+    """Stop the engine. Running requests fail; with --idle, this returns and it ends after them.
 
     The next request starts one with the plugins and settings of its sender."""
     from ..client.connection import connect

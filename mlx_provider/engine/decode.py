@@ -46,9 +46,9 @@ class LaunchedPass:
 
 
 def commit_and_draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | None]:
-    """First read and commit the previous pass's tokens if it had drafts, or drafters are asked for
-    some, or text is predicted. Returns the remaining plan, the drafts, and when the tokens were
-    committed (`None`: `launch_pass` reads them)."""
+    """Without drafts, do nothing. Else first read and commit the previous pass's tokens: if it had
+    drafts, drafters are asked for some, or text is predicted. Returns the remaining plan, the
+    drafts, and when the tokens were committed (`None`: `launch_pass` reads them)."""
     drafting, batch, make_drafts = engine.drafting, engine.batch, None
     needs_tokens = bool(plan.rows and batch.drafted_rows)
     retrying = any(row.retry_alone for row in plan.rows)
@@ -282,7 +282,7 @@ def _retry_all(engine: Engine, fault: Fault) -> None:
 
 
 def retry(engine: Engine, rows: Sequence[Row], fault: Fault) -> None:
-    """Requeue the rows of a failed pass, each to run alone; prompts in it start over."""
+    """Requeue the rows of a failed pass, still admitted, each to run alone; prompts start over."""
     text = "a decode step failed (%s); its rows (%d unfinished) and prompts run again"
     log.warning(text, fault.summary, len(rows))
     engine.timer.forget()

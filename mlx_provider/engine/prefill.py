@@ -53,7 +53,7 @@ class ChunkResult:
 
 
 def begin(engine: Engine, job: PrefillJob) -> None:
-    """Give an admitted prompt its row cache, or start a restore, and go on when that has ended."""
+    """Give an admitted prompt its row cache, or start a restore: call it again after that."""
     inputs = job.request.inputs
     capacity = len(job.tokens) if inputs else engine.scheduler.ledger.capacity_for(job)
     match = _fill(engine, job, capacity)
@@ -127,7 +127,7 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> ChunkResult:
     prefixes = engine.prefix_cache
     copies = prefixes is not None and prefixes.copies_after(job, chunk.start, chunk.stop)
     if plan.rows and engine.scheduler.running and not (last or media or copies):
-        # rows decode, so the pass of their next tokens follows without a gap
+        # no gap for the rows that decode: a fault shows when their next tokens are read
         mx.async_eval(wanted)  # type: ignore[no-untyped-call]
         engine.batch.mixed.may_fail_later(job)
     else:

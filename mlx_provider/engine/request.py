@@ -162,7 +162,7 @@ class Row:
 class PrefillJob:
     """Tokens to prefill before `rows` can decode. A new request has one job for all its rows, or
     for all its inputs in turn. A row that is preempted, or whose pass fails, has its own job, with
-    its committed tokens (without them if passes are fixed: then they are replayed)."""
+    its committed tokens (not for a reproducible model: there, decode passes run them again)."""
 
     request: Request
     rows: list[Row]

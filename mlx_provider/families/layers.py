@@ -1,9 +1,10 @@
-"""Changes to layers of upstream's models, for families: attention over several caches, patches of
-functions, weights in another dtype.
+"""Changes to layers of upstream's models: attention over several caches, patches, other dtypes.
 
 Call `route_attention(model)` once after loading: without it, rows decode merged or one by one. It
 replaces the `scaled_dot_product_attention` in the modules of the model's layers. Layers of a
-family's own must import that function from `mlx_lm.models.base`, and call it."""
+family's own must import that function from `mlx_lm.models.base`, and call it. Inside the block
+`watch_attention(model, watch)`, each call first calls `watch(queries, keys, cache, scale)`.
+`patch(owners, name, make)` replaces a function of modules or classes by `make(original)`, once."""
 
 import sys
 from typing import Any

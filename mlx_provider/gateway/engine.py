@@ -65,7 +65,8 @@ def end_engine(engine: HttpClient) -> None:
 
 
 def end_when(environ: Mapping[str, str], reason: str, when: When) -> str:
-    """End this user's engine. Returns a text about it. Raises `EngineUnavailable` if it stays."""
+    """End this user's engine and wait, or let it end later, as `when` says, and return. Returns a
+    text about what happens. Raises `EngineUnavailable` if it stays."""
     here = runtime(environ)
     try:
         with closing(local_client(environ)) as engine:

@@ -213,7 +213,7 @@ def candidates_here(registry: PluginRegistry, memory: int) -> list[Candidate]:
 
 
 def recommend(registry: PluginRegistry, memory: int) -> list[str]:
-    """Hub ids of models whose weights fit, largest first."""
+    """Hub ids of models whose weights leave a tenth of `request_memory` or more, largest first."""
     named = {model.name: model.weights for model in recommended_models()[1]}
     for family in registry.model_families.values():
         named |= family.recommended

@@ -112,7 +112,7 @@ DEMOS = dict.fromkeys(("demo", "demo-hybrid"), ModelFacts(65_536, vision=True, r
 
 
 class EngineLimit(int):
-    """A limit from an engine. All others in `model_info` are from the operator."""
+    """A limit that an engine's own replaces. All others in `model_info` are from the operator."""
 
 
 def map_entry(model: str) -> Mapping[str, Any]:

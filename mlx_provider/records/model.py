@@ -108,7 +108,7 @@ class LoadOptions:
     """In tokens. `None`: that of the model's config."""
     modality: Literal["auto", "text"] = "auto"
     """`text`: load only the weights of the text model."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)  # as the operator wrote it, for `load`
     dtype: str | None = None
     """Expand all weights to this dtype after loading (`float32`, ...), quantised ones, too."""
 
@@ -296,7 +296,7 @@ class LoadedModel(Protocol):
 
     @property
     def kv_layouts(self) -> Sequence[str]:
-        """The layouts to probe, best first: `grouped`, `merged`, `solo`."""
+        """To probe, best first: `grouped` (one pass), `merged` (one per similar length), `solo`."""
 
     def prepare(
         self,

@@ -209,7 +209,7 @@ class EngineServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def stop(self, *signalled: object) -> None:
-        """Takes effect in the next turn of uvicorn's loop; no request is accepted until then."""
+        """Takes effect in the next turn of uvicorn's loop. New requests are refused from now on."""
         self.app.handover.ending = True
         self.listener.remove()  # new clients now wait for the next engine
         self._hurry = self.should_exit  # a second stop does not wait for requests

@@ -65,8 +65,8 @@ CLEARLY = 0.9
 """Another layout is used if its passes take less than this part of the time. Wider passes are not
 timed if they take more than this part of the time of as many tokens in narrower ones."""
 SHARED_UNMEASURED, NOT_FASTER = 2048, 2**31
-"""Tokens from which on rows share a prefix. Without a trial: reading so many keys of an 8B model
-takes as long as the additional kernels. After one that was not faster: only if memory is short."""
+"""Tokens from which on rows share a prefix: if no trial worked (reading so many keys of an 8B model
+takes as long as the added kernels); if the trial was not faster (so only if memory is short)."""
 SHARED_GAIN = 1.2
 """Sharing counts as faster if a step with copies takes this many times as long. On an H100, eight
 rows with copies of one prefix of 10,000 tokens took 41 ms, rows of unlike prompts 36 ms."""

@@ -123,7 +123,7 @@ class DecodeBatch:
             self.layout.use(self._best)
 
     def record_failure(self) -> None:
-        """A pass failed. Its prompts start again. Without any, rows may decode alone from now."""
+        """A pass failed. Its prompts start again. If no chunk shared it, rows may decode alone."""
         if self.mixed.restart_prompts() or self._best == "fixed":
             return
         if self._together.record_failure():

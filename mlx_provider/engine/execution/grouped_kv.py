@@ -97,6 +97,7 @@ class MixedBatches:
         return mixed
 
     def record_success(self) -> None:
+        """The latest pass worked: counts for mixed passes if it was one, or if they are off."""
         mixed = any(mixed for at, _, mixed in self._jobs if at == self._passes)
         self._breaker.record_success(used=mixed)
 

@@ -101,6 +101,7 @@ class Scheduler:
         plan = replace(plan, chunk=chunk, chunk_seconds=chunking.duration(job, size))
         in_time = stalled + plan.chunk_seconds <= chunking.longest_gap
         precedes = rows and may_precede and in_time and not job.own_pass
+        # if it precedes, rows wait for this step, and decode with the new ones in the next
         return replace(plan, rows=(), pass_seconds=0.0) if precedes else plan
 
     def in_order(self, now: float, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:

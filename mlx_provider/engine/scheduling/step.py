@@ -72,8 +72,8 @@ class StepRecord:
     are stored and memory is reclaimed. Prefixes that it will copy are not protected."""
     to_preempt: list[Row] = field(default_factory=list)  # rows that free their memory and wait
     to_reclaim: int = 0
-    """Bytes of all rows, for which idle models and prefixes make room: with those of the prompt to
-    admit, else of the first one that was refused."""
+    """Bytes that all rows need in sum, with the prompt to admit, else with the first one that was
+    refused: idle models and prefixes go until they fit."""
     to_admit: PrefillJob | None = None
     to_look_up: Sequence[PrefillJob] = ()
     """Prompts that were tried. `schedule` may not keep their matches, so `run` looks them up."""

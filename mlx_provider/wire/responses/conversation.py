@@ -37,7 +37,7 @@ def wrap_text(text: str) -> str:
 
 
 def unwrap_text(arguments: str) -> str:
-    """The text in the arguments, which may be cut off; if these are no object, they are."""
+    """The text in `arguments`, which may be cut off. Arguments that are no object are the text."""
     try:
         found = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
