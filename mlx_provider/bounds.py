@@ -128,7 +128,7 @@ StopStrings = Annotated[
 ]
 Tokens = Annotated[list[int], Field(fail_fast=True)]
 """May be millions; only the first wrong one is reported."""
-Ignored = Annotated[list[str], Field(max_length=MAX_FIELDS, fail_fast=True)]  # names of parameters
+Ignored = Annotated[list[str], Field(max_length=MAX_FIELDS, fail_fast=True)]  # unused parameters
 Inputs = Annotated[list[str | Tokens], _at_most(MAX_INPUTS), Field(min_length=1)]
 TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS)]
 TokenBias = Annotated[dict[int, float], _at_most(MAX_TOKEN_IDS)]

@@ -33,7 +33,7 @@ SUPPORTED_MODULES = ("Transformer", "Pooling", "Normalize")
 WIDTHS = ("hidden_size", "n_embd", "d_model", "hidden_dim")
 """Names in a config for the length of a hidden state."""
 BOTH_SIDES = "its tokens attend to both sides, which the model that serves it does not"
-NO_STATES = "the states below its output matrix were not found"
+NO_STATES = "the states below its output matrix were not found"  # a refusal that `text` adds
 
 
 def embedding_of(folder: Path, config: Mapping[str, Any]) -> Embedding:

@@ -259,7 +259,7 @@ def refuse_key(original: Original, *args: Any, proxy: Any, **kwargs: Any) -> Any
 async def count_request_tokens(
     original: Original, request: Any, *args: Any, proxy: Any, **kwargs: Any
 ) -> Any:
-    """Count by the model's own template and tokenizer on all routes, where LiteLLM estimates."""
+    """Count by the model's template and tokenizer. For Gemini's form, LiteLLM still estimates."""
     entry = None if request.contents else await _find_entry(proxy, request.model)  # Gemini's form
     if entry is None:
         return await original(request, *args, **kwargs)

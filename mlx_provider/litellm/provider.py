@@ -1,6 +1,6 @@
 """The handler that LiteLLM calls for `mlx/<model>`. Every entry point is a plain function: LiteLLM
-calls it in an executor thread, and it returns once the engine has accepted the request. So errors
-come before a stream starts, and retries and fallbacks apply."""
+calls `a...` in an executor thread, and it returns once the engine has accepted the request, as
+`streaming` does. So errors come before a stream starts, and retries and fallbacks apply."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from functools import cached_property, partial

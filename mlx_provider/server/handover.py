@@ -1,4 +1,4 @@
-"""Ends the engine on `POST /v1/stop`, if wanted only when no request runs. An engine that is ending
+"""Ends the engine on `POST /v1/stop`, at once or when no request runs. An engine that is ending
 refuses new requests: their clients start the next engine and send them there."""
 
 import logging

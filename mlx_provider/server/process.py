@@ -134,7 +134,7 @@ class EngineServer(uvicorn.Server):
         self._hurry = False
         self._died = False
         app.handover.stop = self.stop
-        app.listener.listen = self._listen
+        app.listener.listen = self._listen  # for `POST /v1/listener`
 
     async def run_until_stopped(self, idle_limit: float | None) -> None:
         """Serve until a signal, a `Handover`, `idle_limit` seconds without clients, or the loss of

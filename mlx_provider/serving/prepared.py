@@ -31,9 +31,9 @@ def prepare_generation(
     arrived: float,
     host_work: HostWork,
 ) -> tuple[Request, Accepted]:
-    """Render, tokenise, compile the grammar (any thread). Returns the engine's request, and the
-    first event for the client. `media` is charged with the images. `arrived`: monotonic seconds.
-    Raises `BadRequest` that names the part, `ContextTooLong`, `Overloaded`."""
+    """Render, tokenise, compile the grammar (any thread), in turns of `host_work`. Returns the
+    engine's request and the client's first event. `media` is charged with the images. `arrived`:
+    monotonic seconds. Raises `BadRequest` that names the part, `ContextTooLong`, `Overloaded`."""
     rendered = render_prompt(view, wire, media, host_work)
     prompt = rendered.prompt
     check_prompt(wire, prompt, view.info)

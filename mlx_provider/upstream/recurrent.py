@@ -5,8 +5,8 @@ mlx-vlm accept `StateParts`: they run once for the decoding rows and once for ea
 
 Drafts need the state after each token, which `StateSteps` records. A layer of mlx-lm advances its
 state by a *rule*, a function from gated_delta.py or ssm.py (mlx_lm/models 0.32.2), which then runs
-token by token. A layer of mlx-vlm gives all states to `update_recurrent`. Both cut one window of
-the convolution for each of `lengths`, here for each token."""
+token by token. A layer of mlx-vlm gives `update_recurrent` an `update(state, n)`, which returns
+the first n states, too. Both cut one convolution window per entry of `lengths`, here per token."""
 
 import functools
 import inspect

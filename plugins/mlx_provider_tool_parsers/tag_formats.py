@@ -118,7 +118,7 @@ INVOKE_PARSERS = (
         "minimax_m2",
         make_invoke_format("minimax:tool_call", allow_bare_calls=True),
         aliases="minimax",
-        starts=("<invoke name=",),  # longer than the `<invoke` of other bare calls
+        starts=("<invoke name=",),  # of a bare call; `<invoke` alone is text
     ),
     _make_invoke_parser("dots", make_invoke_format("dots_function_call")),
     _make_invoke_parser("deepseek_v32", make_invoke_format(f"{_DSML}function_calls", **_FIELDS)),

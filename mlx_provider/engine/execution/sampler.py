@@ -28,7 +28,7 @@ many. Values within one of these small intervals count as equal."""
 UNIT = 2.0**31  # weight of a share of 1, see `units`
 MARGIN = 0.25
 """How far rounding may move a value, in small intervals. Values that are so near count, too."""
-LEAST_SPAN = 1e-6
+LEAST_SPAN = 1e-6  # of the range of logits that `threshold` divides
 RANGE = 30.0  # logit distance from the maximum beyond which probabilities do not matter
 FEW, MANY = 64, 256
 """For top-k up to these values, so many best tokens are examined. Above, a threshold is found."""

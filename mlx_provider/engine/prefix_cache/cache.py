@@ -198,7 +198,7 @@ class PrefixCache:
         return freed
 
     def release(self, lease: Lease, *, merged: bool = False) -> None:
-        """A row has ended or was merged, and no pass of it failed: its entry keeps the buffers."""
+        """A row ends or is merged: entries keep its buffers. After a failed pass, drop `lease`."""
         self.totals.release(lease, self.budget, merged=merged)
 
     def count_use(self, match: Match, restored: int = 0, *, count_lookup: bool = True) -> None:

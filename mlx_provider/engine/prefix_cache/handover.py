@@ -6,8 +6,8 @@ Doubled tokens are in the row's buffers, and in nodes that refer to other buffer
     0          base_tokens    in_place.start        stop           offset         capacity
     |  in `base`    |    doubled    |  in `nodes`    |  charged to  |  spare, counts |
     |               |               |                |  the row     |  once idle     |
-                    |<----- `stored`, in bytes ------->|
-                    |<------------------ the arrays of `layers` ---------------------->|
+                    |<---- `stored`, in bytes ------>|
+                    |<------------------ the arrays of `layers` -------------------->|
 
 The fields of `RowBuffers` in each state, and the call that ends it:
 

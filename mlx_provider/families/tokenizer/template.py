@@ -42,7 +42,7 @@ def fit_tools(tools: Sequence[Message], form: TemplateForm) -> list[dict[str, An
 
 
 def call_ids(messages: Sequence[Message]) -> frozenset[str]:
-    """The ids of all calls, as they are and in their short form. A new call has none of them."""
+    """The ids of all calls, as they are and in their short form. A new call must get another id."""
     turns = (message for message in messages if message.get("role") == "assistant")
     calls = (call for turn in turns for call in turn.get("tool_calls") or ())
     ids = [str(call["id"]) for call in calls if call.get("id") is not None]
