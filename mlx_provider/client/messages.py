@@ -39,9 +39,7 @@ def parse_address(api_base: str) -> Address:
 
 def request_body(request: ModelRequest) -> bytes:
     try:
-        return request.__pydantic_serializer__.to_json(
-            request
-        )  # `model_dump_json` makes a text, too
+        return request.__pydantic_serializer__.to_json(request)  # makes no text of the body
     except (PydanticSerializationError, UnicodeEncodeError) as error:
         raise BadRequest(f"the request cannot be written as JSON: {error}") from None
 

@@ -32,10 +32,7 @@ PROMPTS, IGNORED = f"{PRIVATE}_prompts", f"{PRIVATE}_ignored"
 """Parameters that the hook adds. `PROMPTS`: those of a completion, if one is not a text. `IGNORED`:
 tools without effect, such as `tools[0] (web_search)`. A request has this list, perhaps empty, if
 LiteLLM turns it into chat."""
-WARNINGS, ENDING = (
-    "mlx_warnings",
-    "mlx_ending",
-)  # keys in the logging object's `model_call_details`
+WARNINGS, ENDING = "mlx_warnings", "mlx_ending"  # keys of `model_call_details`
 LAST_EVENT = b"event: message_delta\n"  # of a stream on /v1/messages: with the stop reason
 ENCODED = re.compile(PRIVATE + "((%[0-9A-F]{2})+)")  # a name of `encode_model`
 WITHOUT_EFFECT: Mapping[str, None] = dict.fromkeys((

@@ -71,10 +71,9 @@ def resolve(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
         target: Any = root if schema["$ref"].startswith("#") else None
         for word in schema["$ref"].split("/")[1:]:
             key = unquote(word).replace("~1", "/").replace("~0", "~")
-            if isinstance(target, list) and key.isdecimal() and len(key) < 9:
-                target = dict(enumerate(target)).get(int(key))
-            else:
-                target = target.get(key) if isinstance(target, Mapping) else None
+            if isinstance(target, list):
+                target = {str(index): member for index, member in enumerate(target)}
+            target = target.get(key) if isinstance(target, Mapping) else None
         schema = target
     return schema if isinstance(schema, dict) else {}
 

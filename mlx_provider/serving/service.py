@@ -332,9 +332,10 @@ def _refusal(request: ModelRequest, fault: Fault) -> MLXProviderError:
 
 
 def _plugin_status(plugin: Plugin) -> PluginStatus:
-    name, in_use = plugin.name, plugin.error is None
-    distribution, version = plugin.distribution, plugin.version
-    return PluginStatus(name=name, distribution=distribution, version=version, in_use=in_use)
+    return PluginStatus(
+        name=plugin.name, distribution=plugin.distribution, version=plugin.version,
+        in_use=plugin.error is None,
+    )  # fmt: skip
 
 
 def device_name() -> str:

@@ -224,15 +224,13 @@ def _choose_kernels(path: str) -> None:
     if output_of((sys.executable, "-I", "-S", "-c", CORE_NAME, path)).strip() != "Prescott":
         return
     words = set(Path("/proc/cpuinfo").read_text().split())
-    kernels = [name for flag, name in KERNELS.items() if flag in words]
-    if kernels:
-        os.environ["OPENBLAS_CORETYPE"] = kernels[0]
+    for name in [name for flag, name in KERNELS.items() if flag in words]:
+        os.environ.setdefault("OPENBLAS_CORETYPE", name)
 
 
 def _load(path: str) -> bool:
     with suppress(OSError):
-        if "OPENBLAS_CORETYPE" not in os.environ:
-            _choose_kernels(path)
+        _choose_kernels(path)
         if hasattr(ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL), SYMBOL):
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
             _loaded[:] = [f"({path})"]

@@ -25,5 +25,6 @@ def load(folder: Path, options: LoadOptions) -> LoadedModel:
 
 @hookimpl
 def mlx_model_families() -> Iterable[ModelFamily]:
-    serves, published = "Qwen3-VL: text, images, video frames", dict.fromkeys(MODEL_TYPES, SAMPLING)
-    yield ModelFamily("qwen3_vl", matches, load, serves, sampling=published)
+    serves = "Qwen3-VL: text, images, video frames"
+    sampling = dict.fromkeys(MODEL_TYPES, SAMPLING)
+    yield ModelFamily("qwen3_vl", matches, load, serves=serves, sampling=sampling)

@@ -25,7 +25,7 @@ SAMPLING = {
 @hookimpl
 def mlx_model_families() -> Iterator[ModelFamily]:
     serves = "any text model of mlx-lm (Llama, Qwen, Gemma, Mistral, gpt-oss, ...)"
-    yield ModelFamily("text", matches, load, serves, sampling=SAMPLING)
+    yield ModelFamily("text", matches, load, serves=serves, sampling=SAMPLING)
 
 
 def matches(config: Mapping[str, Any]) -> int:

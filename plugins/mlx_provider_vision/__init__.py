@@ -28,4 +28,4 @@ def mlx_model_families() -> Iterable[ModelFamily]:
         "Qwen2-VL, Qwen2.5-VL and other vision models of mlx-vlm: text and images (where "
         "images cannot be embedded one by one, which `/v1/models` notes, none is reused)"
     )
-    yield ModelFamily("vision", matches, load, serves)
+    yield ModelFamily("vision", matches, load, serves=serves)

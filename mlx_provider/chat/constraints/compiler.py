@@ -78,8 +78,8 @@ class Constraint:
         self._settle()
         return [] if self.finished else list(self._matcher.compute_ff_tokens())
 
-    def take_text(self, text: str, tokens: Iterable[int]) -> None:
-        """Take as many of `tokens` (the ids of `text`) as the grammar allows; ignore the others."""
+    def take_all(self, tokens: Iterable[int]) -> None:
+        """Take as many of `tokens` as the grammar allows; ignore the others."""
         self._settle()
         self._matcher.try_consume_tokens(list(tokens))
         self._advance()
@@ -361,8 +361,7 @@ class AfterThoughts:
         rest = min(closed, key=len)
         self._thinking, self._start, self._tail = False, None, []
         if rest.strip():
-            ids = self._fast.encode(rest.strip(), add_special_tokens=False).ids
-            self._inner.take_text(rest, ids)
+            self._inner.take_all(self._fast.encode(rest.strip(), add_special_tokens=False).ids)
 
     @property
     def finished(self) -> bool:

@@ -37,8 +37,7 @@ def grammar_tokenizer(fast: Any, eos: Iterable[int], rows: int) -> LLTokenizer:
         if is_marker(token):
             special.add(number)
         # an added token is written as it is, but SentencePiece also writes its spaces as `SPACE`
-        as_piece = spelled is _fallback
-        tokens[number] = spelled(token.content) if as_piece else token.content.encode()
+        tokens[number] = spelled(token.content) if spelled is _fallback else token.content.encode()
     vocabulary = _Vocabulary(fast, tokens, sorted(special), ends[0])
     # Building the slices (cheap masks of JSON strings) is a separate step: llguidance holds the GIL
     # in each step.

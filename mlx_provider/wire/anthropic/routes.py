@@ -75,9 +75,11 @@ class _Message:
     def _head(self) -> Part:
         accepted = self._accepted
         usage = _counts(accepted.prompt_tokens, 0, 0, 0) | NOTHING_ELSE
-        head: Part = {"id": f"msg_{accepted.id}", "type": "message", "role": "assistant"}
-        head |= {"model": accepted.model, "content": [], "stop_reason": None, "stop_sequence": None}
-        return {**head, "stop_details": None, "container": None, "usage": usage}
+        return {
+            "id": f"msg_{accepted.id}", "type": "message", "role": "assistant",
+            "model": accepted.model, "content": [], "stop_reason": None, "stop_sequence": None,
+            "stop_details": None, "container": None, "usage": usage,
+        }  # fmt: skip
 
     def _blocks(self, delta: Delta) -> Iterator[Part]:
         if delta.reasoning:
@@ -167,9 +169,11 @@ def ending(finish: Finish, *, clipped: bool) -> Part:
 
 def _counts(prompt: int, cached: int, stored: int, completion: int) -> Part:
     """Members of the usage. `input_tokens` excludes tokens read from the cache and stored in it."""
-    read = {"input_tokens": prompt - cached - stored, "cache_read_input_tokens": cached}
-    written = {"cache_creation_input_tokens": stored, "output_tokens": completion}
-    return {**read, **written, "output_tokens_details": None}
+    return {
+        "input_tokens": prompt - cached - stored, "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": stored, "output_tokens": completion,
+        "output_tokens_details": None,
+    }  # fmt: skip
 
 
 def error_body(error: MLXProviderError) -> dict[str, Any]:

@@ -343,16 +343,20 @@ def response_usage(done: Done) -> dict[str, Any]:
     usage = usage_of(done)
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     details = {"cached_tokens": cached, "cache_write_tokens": done.usage.stored_tokens}
-    prompt = {"input_tokens": usage["prompt_tokens"], "input_tokens_details": details}
     thoughts = {"reasoning_tokens": usage["completion_tokens_details"]["reasoning_tokens"]}
-    reply = {"output_tokens": usage["completion_tokens"], "output_tokens_details": thoughts}
-    return {**prompt, **reply, "total_tokens": usage["total_tokens"]}
+    return {
+        "input_tokens": usage["prompt_tokens"], "input_tokens_details": details,
+        "output_tokens": usage["completion_tokens"], "output_tokens_details": thoughts,
+        "total_tokens": usage["total_tokens"],
+    }  # fmt: skip
 
 
 def _head(name: str, model: str, echo: Mapping[str, Any]) -> dict[str, Any]:
-    head: Fields = {"id": f"resp_{name}", "object": "response", "created_at": int(time.time())}
-    head |= {"completed_at": None, "model": model, "status": "in_progress", "error": None}
-    return {**head, "incomplete_details": None, "output": [], "usage": None, **echo}
+    return {
+        "id": f"resp_{name}", "object": "response", "created_at": int(time.time()),
+        "completed_at": None, "model": model, "status": "in_progress", "error": None,
+        "incomplete_details": None, "output": [], "usage": None, **echo,
+    }  # fmt: skip
 
 
 def _code(error: MLXProviderError) -> str:
