@@ -190,8 +190,7 @@ class Isolation:
     """Catches any exception of its block and stores it as `fault`. Only for synchronous code.
 
     `Exception` is not enough: third-party code can call `sys.exit`, and a panic of a library in
-    Rust (tokenizers, llguidance) is no `Exception`. Ctrl-C passes, because only the main thread
-    gets it."""
+    Rust (tokenizers, llguidance) is no `Exception`. Ctrl-C passes: the main thread gets it."""
 
     def __init__(
         self, failed: Callable[[Fault], None] | None = None, *passes: type[BaseException]

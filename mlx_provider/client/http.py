@@ -56,8 +56,7 @@ class HttpClient(Transport):
         return self._send_attached(lambda: self.send(request.path, body))
 
     def count(self, request: GenerateRequest) -> int:
-        """Tokens of the prompt that `submit` would use; a lower limit if the context is exceeded.
-        Blocks like `submit`."""
+        """Prompt tokens of `submit`; a lower limit if the context is exceeded. Blocks like it."""
         body = request_body(request)
         reply = self._send_attached(lambda: self.ask("POST", "/v1/count", body=body, seconds=None))
         return int(json.loads(reply)["prompt_tokens"])
@@ -102,8 +101,7 @@ class HttpClient(Transport):
         return retry(send_once)
 
     def _attach(self) -> Stream:
-        """The present attachment, or one to an engine that is started or replaced, if necessary:
-        one thread at a time."""
+        """The present attachment, or one to an engine that one thread starts or replaces."""
         with self.attaching:
             former = self.attachment
             if former is not None and former in self._threads and not former.close_error:

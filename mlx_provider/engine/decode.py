@@ -39,30 +39,32 @@ class LaunchedPass:
     forward: Forward
     chunk: Chunk | None
     """The mixed chunk."""
-    previous_results: Sequence[PassResult] | Fault = ()
-    """Empty: `commit_and_draft` has taken them. A fault: unreadable, or no pass was launched."""
+    previous_results: Sequence[PassResult] = ()
     read_at: float | None = None
-    """When these were read. `None`: `commit_and_draft` has taken them."""
+    """When these were read. `None`: there are none, as `commit_and_draft` has taken them."""
+    fault: Fault | None = None
+    """Nothing was launched, or the previous results are unreadable."""
 
 
 def commit_and_draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | None]:
-    """Without drafts, do nothing. Else first read and commit the previous pass's tokens: if it had
-    drafts, drafters are asked for some, or text is predicted. Returns the remaining plan, the
-    drafts, and when the tokens were committed (`None`: `launch_pass` reads them)."""
-    drafting, batch, make_drafts = engine.drafting, engine.batch, None
+    """If the previous pass had drafts, drafters will be asked for some, or text is predicted, read
+    and commit that pass's tokens first; else do nothing. Returns the remaining plan, the drafts,
+    and when the tokens were committed (`None`: `launch_pass` reads them)."""
+    drafting, batch = engine.drafting, engine.batch
+    make_drafts: Callable[[], Drafts] | None = None
     needs_tokens = bool(plan.rows and batch.drafted_rows)
     retrying = any(row.retry_alone for row in plan.rows)
     if not retrying and batch.can_verify_drafts and drafting.may_draft(plan):
-        pass_seconds_with = engine.scheduler.chunking.with_drafts(plan)
-        requested, predicts_text = drafting.plan_drafts(plan.rows, pass_seconds_with)
-        make_drafts = partial(drafting.make_drafts, plan.rows, pass_seconds_with, requested)
+        seconds_with = engine.scheduler.chunking.with_drafts(plan)
+        requested, predicts_text = drafting.plan_drafts(plan.rows, seconds_with)
+        make_drafts = partial(drafting.make_drafts, plan.rows, seconds_with, requested)
         needs_tokens = bool(needs_tokens or requested or predicts_text)
     if not needs_tokens:
         return plan, NO_DRAFTS, None
     results, now = attempt(batch.catch_up), engine.clock()
     if isinstance(results, Fault):
         _retry_all(engine, results)
-        return engine.scheduler.remaining_plan(plan, readable=False), NO_DRAFTS, now
+        return engine.scheduler.remaining_plan(plan, keep_mixed=False), NO_DRAFTS, now
     _commit_results(engine, results, now, launched=False)
     drafts = NO_DRAFTS if make_drafts is None else make_drafts()
     return engine.scheduler.remaining_plan(plan), drafts, now
@@ -78,8 +80,35 @@ def launch_pass(
     chunk = plan.chunk if plan.mixed else None
     launched = attempt(partial(_launch, engine, plan, chunk, drafts, committed_at))
     if isinstance(launched, Fault):  # caches could not be joined, or the previous pass has failed
-        return LaunchedPass(Forward([], None, []), chunk, launched)
+        return LaunchedPass(Forward([], None, []), chunk, fault=launched)
     return launched
+
+
+def commit(engine: Engine, launched: LaunchedPass) -> None:
+    """Take the tokens that were read, fail or retry the rows of failed passes, and draw the next
+    tokens of the others."""
+    forward, chunk = launched.forward, launched.chunk
+    if launched.fault is not None:
+        _retry_all(engine, launched.fault)
+        return
+    if launched.read_at is not None:
+        _commit_results(engine, launched.previous_results, launched.read_at, launched=True)
+    for rows, cause in forward.failed:
+        unfinished = [row for row in rows if row.finish is None]
+        if unfinished and len(rows) == 1 and chunk is None:
+            engine.fail_by_fault(unfinished[0].request, "its decode step", cause)
+        elif unfinished or chunk is not None:
+            retry(engine, unfinished, cause)  # which also starts the chunk's prompt again
+    recovers = any(row.retry_alone for row in forward.rows)  # a draw that works clears it
+    if forward.logits is not None:
+        _draw_next(engine, forward, forward.logits)
+    engine.timer.token_at = engine.clock()
+    # a draw that fails sets it
+    if not (forward.failed or recovers or any(row.retry_alone for row in forward.rows)):
+        engine.batch.record_success(len(forward.rows))
+
+
+# -- launch, results, draws and drafts
 
 
 def _launch(
@@ -100,31 +129,6 @@ def _launch(
         return LaunchedPass(forward, chunk)
     # `read` waits for the tokens of the pass before
     return LaunchedPass(forward, chunk, engine.batch.read(), engine.clock())
-
-
-def commit(engine: Engine, launched: LaunchedPass) -> None:
-    """Take the tokens that were read, fail or retry the rows of failed passes, and draw the next
-    tokens of the others."""
-    forward, chunk, previous = launched.forward, launched.chunk, launched.previous_results
-    if isinstance(previous, Fault):
-        _retry_all(engine, previous)
-        return
-    if launched.read_at is not None:
-        _commit_results(engine, previous, launched.read_at, launched=True)
-    for rows, cause in forward.failed:
-        unfinished = [row for row in rows if row.finish is None]
-        # a row that is retried shares its pass with no chunk
-        is_single = len(rows) == 1 and (chunk is None or rows[0].retry_alone)
-        if is_single and unfinished:
-            engine.fail_by_fault(unfinished[0].request, "its decode step", cause)
-        elif unfinished or chunk is not None:  # the prompt of the chunk starts again
-            retry(engine, unfinished, cause)
-    recovers = [row for row in forward.rows if row.retry_alone]  # before `_draw_next` resets it
-    if forward.logits is not None:
-        _draw_next(engine, forward, forward.logits)
-    engine.timer.token_at = engine.clock()
-    if not (forward.failed or recovers):
-        engine.batch.record_success(len(forward.rows))
 
 
 def _commit_results(

@@ -45,7 +45,7 @@ class Engine:
         sparse_prefill: SparsePrefill | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`layout`, `mixes`: results of the probe; fixed passes of the scheduler replace them."""
+        """`layout`, `mixes`: of the probe; fixed passes of a reproducible model replace them."""
         self.model = model
         self.scheduler = scheduler
         self.make_cache = make_cache
@@ -65,16 +65,16 @@ class Engine:
     def step(self) -> list[Post]:
         """Advance the rows by a token or more, and one prompt by a chunk. Returns the events for
         readers that `deliver` did not get."""
-        now = self.clock()
         while True:
-            record = self.schedule(now)
+            record = self.schedule()
             for result in self.run(record):
                 self.commit(result)
-            if not record.to_begin:  # else the next record has the passes
+            if not record.to_begin:  # else the passes are in the next record
                 return self.output.take()
 
-    def schedule(self, now: float) -> StepRecord:
+    def schedule(self) -> StepRecord:
         """Decide the step. Changes nothing."""
+        now = self.clock()
         # a row that runs again has a pass of its own, so that a failure is its own
         retrying = any(row.retry_alone for row in self.scheduler.running)
         return self.scheduler.schedule(
@@ -95,14 +95,15 @@ class Engine:
         self.scheduler.charge_step(plan)
         if (launched := decode.launch_pass(self, plan, drafts, committed_at)) is not None:
             yield launched
+        # events do not wait for a prompt's own pass
         host_waits = plan.prepared is not None or (plan.chunk is not None and not plan.mixed)
         if host_waits and self.deliver is not None and not self.output.empty:
             self.deliver(self.output.take())
         if (prefilled := prefill.run(self, plan)) is not None:
             yield prefilled
-        if self.prefix_cache is not None:
+        if self.prefix_cache is not None:  # rows in one padded cache have left their own buffers
             self.prefix_cache.detach(self.scheduler.running, self.batch.layout.cache_of)
-        self.charge_merged()
+        self.update_merged_lengths()
         if plan.rows or plan.chunk is not None or self.output.decoded:
             self.output.add_step(plan, record.now)
         self._blocked = record.empty
@@ -125,18 +126,19 @@ class Engine:
         for row in record.to_end:
             decode.finish_by_length(self, row)
         for row, tokens in record.to_trim.items():
+            # of rows that have ended, the lease has, too; preempted ones will store their buffers
             if row.lease is not None and row not in record.to_preempt:
                 row.lease.trim(tokens)
         if prefixes and record.admit_in_place and record.to_admit in self.scheduler.waiting:
-            prefixes.lease(record.to_admit)  # before preempted rows are stored, which evicts others
+            prefixes.lease(record.to_admit)  # else storing preempted rows might evict its prefix
         requeued = []
         for row in record.to_preempt:
             if row in self.scheduler.running:  # else its request failed when another row ended
                 self.store(row.request, [row])
                 self.drop_rows([row])
                 requeued.append(self.scheduler.preempt_row(row))
-                self.end_leases([row])  # once the ledger counts it no more
-        self.scheduler.apply(record)  # may evict what a lookup before it would find
+                self.end_leases([row])
+        self.scheduler.apply(record)  # it may evict prefixes, so look-ups come after it
         for job in (*requeued, *record.to_look_up):
             self.look_up(job)
         for job in record.to_begin:
@@ -203,8 +205,7 @@ class Engine:
         self.fail(request, fault.of_request(part))
 
     def abandon(self, request: Request) -> bool:
-        """End a request without an event, and keep what it has computed. Returns whether it was
-        still active."""
+        """End a request without an event, and store its prefixes. Returns whether it was active."""
         if request.phase is Phase.DONE:
             return False
         for row in request.unfinished_rows:
@@ -215,14 +216,13 @@ class Engine:
         return True
 
     def free(self, request: Request, rows: Sequence[Row]) -> None:
-        """Store rows that have ended, and free their place in the batch, or their prefill."""
-        scheduler = self.scheduler
-        running = [row for row in rows if row in scheduler.running]
+        """Store rows that have ended, drop them from batch and queue, and end their leases."""
+        running = [row for row in rows if row in self.scheduler.running]
         self.store(request, rows)
         self.drop_rows(running)
-        scheduler.remove_rows(running)
-        ended = [] if request.unfinished_rows else scheduler.remove_request(request)
-        self.end_leases(rows)  # once the ledger counts them no more
+        self.scheduler.remove_rows(running)
+        ended = [] if request.unfinished_rows else self.scheduler.remove_request(request)
+        self.end_leases(rows)
         if not request.unfinished_rows:
             request.features = {}
         for job in ended:
@@ -231,28 +231,29 @@ class Engine:
     def drop_rows(self, rows: Sequence[Row]) -> None:
         self.batch.drop(rows)
         self.drafting.forget(rows)
-        self.charge_merged()
+        self.update_merged_lengths()
 
-    def charge_merged(self) -> None:
-        """Charge rows in caches with others as much as the longest. Call it after rows have joined,
-        left or decoded."""
+    def update_merged_lengths(self) -> None:
+        """For rows in one padded cache. Call it after rows have joined, left or decoded."""
         merged = self.batch.layout.merged_lengths()
         for row in self.scheduler.running:
             row.merged_length = merged.get(row, 0)
 
     def store(self, request: Request, rows: Sequence[Row]) -> None:
         """Store what rows have computed, and prefills if the request has ended."""
-        prefixes, ended = self.prefix_cache, not request.unfinished_rows
+        prefixes, running = self.prefix_cache, self.scheduler.running
         if prefixes is None:
             return
-        for job in [job for job in self.scheduler.waiting if ended and job.request is request]:
+        left = [] if request.unfinished_rows else self.scheduler.waiting
+        for job in [job for job in left if job.request is request]:
             prefixes.keep_prefill(job)
-        for row in [row for row in rows if row in self.scheduler.running and not row.corrupted]:
-            if cached := self.batch.cached_tokens(row):
+        for row in [row for row in rows if row in running and not row.corrupted]:
+            if cached := self.batch.cached_reply_tokens(row):
                 prefixes.keep_row(row, row.tokens[:cached], partial(self.batch.extract, row))
 
     def end_leases(self, rows: Sequence[Row]) -> None:
-        """Give back what rows lease. Without `release`, as after a failed pass, it is lost."""
+        """Give back what rows lease, once the scheduler, whose rows the ledger counts, has them no
+        more. A row that has decoded loses its buffers without `release`, as after a failed pass."""
         for row in rows:
             if self.prefix_cache is not None and not row.corrupted:
                 self.prefix_cache.release(row)

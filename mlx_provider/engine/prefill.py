@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-UNKNOWN = Logprob(None, ())
-"""Of the first token of a prompt."""
 LONG_PREFILL_TOKENS = 2048
 """After so many tokens, MLX frees its buffers: decoding uses no buffers of their size."""
 
@@ -47,13 +45,14 @@ class ChunkResult:
     """`None`: the chunk, or the work before it, has failed."""
     logits: mx.array | None = None
     """(vocab,) after the last chunk of a prompt."""
-    scored: Drawn | None = None
+    predicted: Drawn | None = None
     """The prompt tokens that the chunk predicts, if their log-probabilities are wanted."""
     fault: Fault | None = None
 
 
 def begin(engine: Engine, job: PrefillJob) -> None:
-    """Give an admitted prompt its row cache, or start a restore: call it again after that."""
+    """Give an admitted prompt its row cache, with a stored prefix (`PrefixCachePolicy.begin`). If
+    that starts a restore from disk, a later record has the prompt in `to_begin` again."""
     inputs = job.request.inputs
     capacity = len(job.tokens) if inputs else engine.scheduler.ledger.capacity_for(job)
     match = _fill(engine, job, capacity)
@@ -64,27 +63,9 @@ def begin(engine: Engine, job: PrefillJob) -> None:
         grow_by(job.cache, capacity)
     if job.positions is not None:
         job.cache = sparse(job.cache)
-    if match is not None:  # its first look-up
+    if match is not None:  # else its look-up has been counted
         engine.output.add_lookup(match)
         engine.output.recorder.count("prompt_tokens_cached", job.computed_tokens)
-
-
-def _fill(engine: Engine, job: PrefillJob, capacity: int) -> Match | None:
-    """Give the prompt a row cache with a stored prefix, or start a restore. Returns the match if it
-    is to be reported. With sparse prefill, the prompt is first scored instead if its look-up finds
-    little; this is decided again if less was restored, as files may be damaged."""
-    match, restored = None, job.restore is not None
-    if engine.sparse_prefill is not None and not restored:
-        engine.look_up(job)
-        _choose_sparse(engine, job, job.estimated_cached)
-    expected = job.estimated_cached
-    if engine.prefix_cache is None or not job.uses_prefix_cache:
-        job.leave_prefix()
-    else:
-        match = engine.prefix_cache.begin(job, capacity)
-    if not job.restoring and (restored or job.computed_tokens < expected):
-        _choose_sparse(engine, job, job.computed_tokens)
-    return match
 
 
 def run(engine: Engine, plan: StepPlan) -> ChunkResult | None:
@@ -101,43 +82,6 @@ def run(engine: Engine, plan: StepPlan) -> ChunkResult | None:
     return ChunkResult(job, fault=found) if isinstance(found, Fault) else found
 
 
-def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> ChunkResult:
-    """Append the chunk to its row's cache."""
-    job, request = chunk.job, chunk.job.request
-    inputs, cache, last = request.inputs, job.row_cache(), chunk.stop == len(job.tokens)
-    media = [s for s in job.prompt.spans if s.start < chunk.stop and s.end > chunk.start]
-    load = engine.scheduler.chunking.load((), chunk)
-    engine.timer.launch(plan.chunk_seconds, engine.clock(), load)
-    prefill_chunk = PrefillChunk(job.prompt, chunk.start, chunk.stop, cache, request.features)
-    logits, scored, wanted = None, None, list[mx.array]()
-    if inputs is not None:
-        inputs.run(engine.model, prefill_chunk)
-        wanted += [] if inputs.found is None else [inputs.found]
-    elif job.wants_prompt_logprobs:
-        logits, scored = _score(engine, prefill_chunk, request)
-        wanted += [] if scored is None else scored.arrays
-    elif job.positions is not None:
-        logits = run_alone(engine.model, MixedChunk.of(chunk))
-    else:
-        logits = engine.drafting.prefill(engine.model, job, prefill_chunk)
-    if not last:
-        wanted = [*arrays(cache), *wanted]
-    elif logits is not None:
-        wanted += [logits, *job.hidden]
-    prefixes = engine.prefix_cache
-    copies = prefixes is not None and prefixes.copies_after(job, chunk.start, chunk.stop)
-    if plan.rows and engine.scheduler.running and not (last or media or copies):
-        # no gap for the rows that decode: a fault shows when their next tokens are read
-        mx.async_eval(wanted)  # type: ignore[no-untyped-call]
-        engine.batch.mixed.may_fail_later(job)
-    else:
-        mx.eval(wanted)
-        if media:  # a family may run a whole image with its first tokens, and others without cost
-            engine.timer.forget()
-        engine.timer.end(engine.clock())
-    return ChunkResult(job, chunk, logits if last else None, scored)
-
-
 def commit(engine: Engine, result: ChunkResult) -> None:
     """Count the chunk. After the last one, let the prompt's rows decode, or take the vector of an
     input. A failure ends only its request."""
@@ -150,7 +94,7 @@ def commit(engine: Engine, result: ChunkResult) -> None:
         return
     with engine.isolate(request, "its prefill"):
         if job.wants_prompt_logprobs:
-            _post_prompt_logprobs(engine, chunk, result.scored)
+            _post_prompt_logprobs(engine, chunk, result.predicted)
         job.computed_tokens = chunk.stop
         engine.scheduler.charge_chunk(chunk)
         engine.output.add_chunk(chunk)
@@ -177,7 +121,7 @@ def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
         engine.prefix_cache.keep_prefill(job)
     if job.request.prefilled_tokens >= LONG_PREFILL_TOKENS:
         mx.clear_cache()
-    cache, job.cache = job.row_cache(), None  # stored above: a row that fails stores it no more
+    cache, job.cache = job.row_cache(), None  # so that no end of the request stores it again
     grow_by(cache, engine.scheduler.ledger.growth_for(job))
     engine.scheduler.end_prefill(job)
     if engine.prefix_cache is not None:
@@ -186,7 +130,7 @@ def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
     else:
         caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
     for row, row_cache in zip(job.rows, caches, strict=True):
-        if row.cached_length == len(job.tokens):  # else its reply is replayed first
+        if row.length_to_cache == len(job.tokens):  # else tokens of its reply run again first
             _draw_first(engine, row, logits)
             engine.drafting.begin(row, job)
         if row.finish is None:
@@ -194,15 +138,31 @@ def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
             engine.batch.join(row, row_cache, len(job.tokens))
 
 
-def _draw_first(engine: Engine, row: Row, logits: mx.array) -> None:
-    """Draw and take the first token of a row. Its first pass is in the next step."""
-    if row.finish is not None:  # another choice of its request has failed
-        return
-    with engine.isolate(row.request, "its sampling") as work:
-        drawn = draw(logits[None], [row], [decode.ask_grammar(row)])
-        (first,) = read_drawn(drawn, {row: Pending(drawn, 0, committed=False)})
-    if work.fault is None:
-        decode.take_tokens(engine, first.reads, engine.clock())
+# -- chunks, first tokens and stored prefixes
+
+
+def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> ChunkResult:
+    """Append the chunk to its row's cache. Waits for it if what comes next needs its result, or if
+    no row decodes, which would show a fault when its next token is read."""
+    job, last, prefixes = chunk.job, chunk.stop == len(chunk.job.tokens), engine.prefix_cache
+    media = [s for s in job.prompt.spans if s.start < chunk.stop and s.end > chunk.start]
+    load = engine.scheduler.chunking.load((), chunk)
+    engine.timer.launch(plan.chunk_seconds, engine.clock(), load)
+    logits, scored, wanted = _forward(engine, chunk)
+    if not last:
+        wanted = [*arrays(job.row_cache()), *wanted]
+    elif logits is not None:
+        wanted += [logits, *job.hidden]
+    copies = prefixes is not None and prefixes.copies_after(job, chunk.start, chunk.stop)
+    if plan.rows and engine.scheduler.running and not (last or media or copies):
+        mx.async_eval(wanted)  # type: ignore[no-untyped-call]
+        engine.batch.mixed.may_fail_later(job)
+    else:
+        mx.eval(wanted)
+        if media:  # a family may run a whole image with its first tokens, and others without cost
+            engine.timer.forget()
+        engine.timer.end(engine.clock())
+    return ChunkResult(job, chunk, logits if last else None, scored)
 
 
 def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
@@ -222,7 +182,52 @@ def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
         commit(engine, ChunkResult(job, chunk, logits))
 
 
+def _draw_first(engine: Engine, row: Row, logits: mx.array) -> None:
+    """Draw and take the first token of a row. Its first pass is in the next step."""
+    if row.finish is not None:  # another choice of its request has failed
+        return
+    with engine.isolate(row.request, "its sampling") as work:
+        drawn = draw(logits[None], [row], [decode.ask_grammar(row)])
+        (first,) = read_drawn(drawn, {row: Pending(drawn, 0, committed=False)})
+    if work.fault is None:
+        decode.take_tokens(engine, first.reads, engine.clock())
+
+
+def _fill(engine: Engine, job: PrefillJob, capacity: int) -> Match | None:
+    """Give the prompt a row cache with a stored prefix, or start a restore. Returns the match if it
+    is to be reported. With sparse prefill, the prompt is first scored instead if its look-up finds
+    little; this is decided again if less was restored, as files may be damaged."""
+    match, restored = None, job.restore is not None
+    if engine.sparse_prefill is not None and not restored:
+        engine.look_up(job)
+        _choose_sparse(engine, job, job.estimated_cached)
+    expected = job.estimated_cached
+    if engine.prefix_cache is None or not job.uses_prefix_cache:
+        job.leave_prefix()
+    else:
+        match = engine.prefix_cache.begin(job, capacity)
+    if not job.restoring and (restored or job.computed_tokens < expected):
+        _choose_sparse(engine, job, job.computed_tokens)
+    return match
+
+
 # -- sparse prefill, images, prompt log-probabilities and inputs
+
+
+def _forward(engine: Engine, chunk: Chunk) -> tuple[mx.array | None, Drawn | None, list[mx.array]]:
+    """Launch the chunk. Returns logits (vocab,) after it, the prompt tokens that it predicts, if
+    they are wanted, and what else it computes, not evaluated."""
+    job, request = chunk.job, chunk.job.request
+    part = PrefillChunk(job.prompt, chunk.start, chunk.stop, job.row_cache(), request.features)
+    if request.inputs is not None:
+        request.inputs.run(engine.model, part)
+        return None, None, [] if request.inputs.found is None else [request.inputs.found]
+    if job.wants_prompt_logprobs:
+        logits, scored = _score(engine, part, request)
+        return logits, scored, [] if scored is None else scored.arrays
+    if job.positions is not None:
+        return run_alone(engine.model, MixedChunk.of(chunk)), None, []
+    return engine.drafting.prefill(engine.model, job, part), None, []
 
 
 def _choose_sparse(engine: Engine, job: PrefillJob, cached: int) -> None:
@@ -279,7 +284,8 @@ def _post_prompt_logprobs(engine: Engine, chunk: Chunk, scored: Drawn | None) ->
     request, describe = chunk.job.request, engine.output.describe
     tokens = request.prompt.tokens
     following = tokens[chunk.start + 1 : chunk.stop + 1]
-    found = [describe(tokens[0], UNKNOWN)] if chunk.start == 0 else []
+    # nothing predicts the first token
+    found = [describe(tokens[0], Logprob(None, ()))] if chunk.start == 0 else []
     if scored is not None:
         found += map(describe, following, read_logprobs(scored).values())
     new = max(0, chunk.start + 1 + len(following) - request.prompt_logprobs_sent)

@@ -84,8 +84,7 @@ class Request:
 
     @property
     def background(self) -> bool:
-        """Whether it is a background prefill: it has no reply, and its prompt is the beginning of
-        one that will come."""
+        """Whether it prefills the beginning of a prompt that will come. It has no reply."""
         return self.max_tokens == 0 and self.inputs is None
 
     @property
@@ -134,7 +133,7 @@ class Row:
     retry_alone: bool = False  # its last pass or draw has failed, so its next one has no other row
 
     lease: Lease | None = None
-    """What it uses of the prefix cache: a claim until its prefill begins, then its buffers."""
+    """What it uses of the prefix cache: perhaps a `Claim` once admitted, then its buffers."""
     merged_length: int = 0
     """Tokens of the longest row in its shared cache after the next pass. 0: it has its own."""
     gave_way: bool = False  # whether it has freed its memory for other rows
@@ -147,7 +146,7 @@ class Row:
         return len(self.request.prompt.tokens) + len(self.tokens)
 
     @property
-    def cached_length(self) -> int:
+    def length_to_cache(self) -> int:
         """Committed tokens that its cache must hold."""
         selected = self.request.selected  # read for every row in every step
         prompt = self.request.prompt.tokens if selected is None else selected
@@ -311,8 +310,7 @@ class SamplingParams:
 
     @cached_property
     def plain(self) -> bool:
-        """Whether the row is greedy and nothing changes its logits. Called for every row in every
-        step."""
+        """Whether the row is greedy and nothing changes its logits. Read for each token."""
         return self.greedy and not self.penalised and not self.logit_bias
 
 

@@ -51,8 +51,7 @@ def log_line(request: Request, reason: str, now: float) -> str:
     """What the log says of a request that ends for `reason`."""
     times = timings_of(request, now)
     new = request.prompt_tokens - request.cached_tokens - request.skipped_tokens
-    ran = request.prefilled_tokens
-    computed = f"{ran} of {new}" if ran < new else f"{new}"
+    computed = f"{ran} of {new}" if (ran := request.prefilled_tokens) < new else f"{new}"
     parts = [
         f"queued {times.queued:.3f} s",
         f"prefill {computed} new / {request.cached_tokens} cached tokens",

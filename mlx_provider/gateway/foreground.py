@@ -19,7 +19,9 @@ class Ended(KeyboardInterrupt):
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in END_SIGNALS}
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as by `nohup`: it stays so
+    numbers = [n for n in END_SIGNALS if not (is_ignored and n == signal.SIGHUP)]
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:

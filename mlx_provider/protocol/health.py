@@ -149,8 +149,7 @@ class ModelStatus(Wire):
     kv_layout: str  # how its rows decode together, such as `grouped`
     mixed_prefill: bool = False  # prompt chunks share the passes of decoding rows
     noise_floor: float = 0.0
-    """Largest difference of a likely token's log-probability between a row in a batch and alone,
-    measured at load."""
+    """Largest difference of a likely token's log-probability in a batch and alone, at load."""
     drafter: str = ""  # names joined by `JOINED`; empty: none
     reproducible: FixedPasses | None = None
     vision: bool

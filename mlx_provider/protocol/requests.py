@@ -60,8 +60,7 @@ class ModelOptions(FromClient):
     reproducible: bool = False  # passes of a fixed size: the same tokens in any batch
     modality: Literal["auto", "text"] = "auto"  # `text`: without the weights for images
     keep_alive: float | None = Field(None, ge=-1, le=MOST_SECONDS)
-    """Seconds without a request until the model is unloaded. -1: never. `None`: when another model
-    needs the memory."""
+    """Idle seconds until the model is unloaded. -1: never. `None`: when memory is needed."""
     # YAML reads `off` as `False`
     drafter: Annotated[str, BeforeValidator(lambda name: "off" if name is False else name)] = "auto"
     draft_model: str | None = None

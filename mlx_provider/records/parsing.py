@@ -190,8 +190,7 @@ class ToolParser:
     end: str
     """Text that closes it; empty: the end of the reply."""
     parse: Parse = _nothing
-    """`ValueError`, or `RecursionError` for deep nesting: no call. Any other error is reported as a
-    fault of the parser."""
+    """`ValueError`, or `RecursionError` for deep nesting: no call. Others: a parser's fault."""
     detect: Callable[[str], bool] = lambda template: False
     """Whether a chat template uses this format."""
     scan: Callable[[TextReader, Tools], Reading[None]] | None = None

@@ -146,7 +146,7 @@ def _records(manager: pluggy.PluginManager, kind: type) -> tuple[Any, ...]:
             raise PluginError(f"{hook} returned {result!r}, not an iterable of {kind.__name__}")
         for record in result:
             _check(record, kind)
-            if any(record.name == other.name for other in found):
+            if any(canonical(record.name) == canonical(other.name) for other in found):
                 raise PluginError(f"{hook} yields {record.name!r} twice")
             found.append(record)
     return tuple(found)
@@ -215,8 +215,7 @@ class Catalog(Generic[R]):
         return {record.name: record for record, _ in self._owned.values()}
 
     def spellings(self) -> dict[str, R]:
-        """Records by name and alias. A name has precedence over an alias, a third party's alias
-        over a built-in one."""
+        """Records by name and alias. Names precede aliases, third parties' ones built-in ones."""
         found = self.names()
         for record, _ in self.by_preference():
             for alias in getattr(record, "aliases", ()):

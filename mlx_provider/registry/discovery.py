@@ -93,8 +93,10 @@ def times(point: EntryPoint) -> dict[str, tuple[int, int]]:
 
 
 def digest(point: EntryPoint) -> str:
-    """A hash of the source files' names and content, whatever folder they are in."""
-    parts = sorted((Path(path).name, _hash_content(path)) for path in _files(point))
+    """A hash of the source files' paths in their package and content, wherever that is."""
+    paths = [*_files(point)]
+    root = os.path.commonpath(paths) if paths else ""
+    parts = sorted((os.path.relpath(path, root), _hash_content(path)) for path in paths)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 

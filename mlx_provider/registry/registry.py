@@ -192,8 +192,7 @@ class PluginRegistry:
             self._note(owner.key, f"{catalog.kind} {name!r} is replaced by {plugin}")
 
     def _try(self, owner: Plugin, part: str, call: Callable[[], V], otherwise: V) -> V:
-        """What a plugin's code returns; if it raises, `otherwise`, and a note that begins with
-        `part`."""
+        """What a plugin's code returns; if it raises, `otherwise`, with a note on `part`."""
         found = attempt(call)
         if not isinstance(found, Fault):
             return found

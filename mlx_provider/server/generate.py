@@ -57,13 +57,12 @@ class Count:
             parsed, ticket = await self._incoming.read(scope, receive, self._parse)
         except ClientDisconnect:
             return
-        with self._incoming.activity.serving(EventQueue()):
-            call = partial(self._make_answer, parsed, ticket)
-            answer = await in_thread(call, self._incoming.threads)
+        with ticket, self._incoming.activity.serving(EventQueue()):
+            answer = await in_thread(partial(self._make_answer, parsed), self._incoming.threads)
         await JSONResponse(answer)(scope, receive, send)
 
-    def _make_answer(self, parsed: ParsedRequest, ticket: Ticket) -> dict[str, Any]:
-        with ticket, parsed.names.naming():
+    def _make_answer(self, parsed: ParsedRequest) -> dict[str, Any]:
+        with parsed.names.naming():
             requests: Sequence[Any] = parsed.requests
             if len(requests) != 1:
                 raise BadRequest("prompt must be one text or list of token ids", param="prompt")

@@ -122,8 +122,7 @@ class EngineServer(uvicorn.Server):
         limits: ConnectionLimits | None = None,
         drain: float = 0.0,
     ) -> None:
-        """`ready`: called when clients can connect. `drain`: seconds that requests in flight may
-        take after the stop."""
+        """`ready`: called when clients can connect. `drain`: seconds for requests after a stop."""
         super().__init__(_config_of(app.asgi))
         self.server_state: WatchedState = WatchedState(limits or ConnectionLimits())
         self.app = app
@@ -199,8 +198,7 @@ class EngineServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals call `stop`. `loop.add_signal_handler` would lose a signal if the pipe that wakes
-        a busy loop is full."""
+        """Signals call `stop`. `loop.add_signal_handler` loses one if the loop's pipe is full."""
         before = {number: signal.signal(number, self.stop) for number in STOPPING}
         try:
             yield

@@ -266,8 +266,7 @@ class OnDevice:
     _deep_bytes: int = 0  # bytes of the deep cache
     _over_empty: dict[int, int] = field(default_factory=dict)
     _over_deep: dict[int, int] = field(default_factory=dict)
-    """Peak bytes of temporary arrays in passes over an empty cache and over the deep one, by the
-    tokens of the pass."""
+    """Peak temporary bytes of passes over the empty and the deep cache, by tokens of the pass."""
 
     def chunk(self, tokens: int, *, deep: bool = False, repeats: int | None = None) -> Took:
         """Run a chunk of so many tokens over an empty cache, or over the deep one."""

@@ -233,8 +233,7 @@ def probe_layouts(
     layouts: Sequence[str],
     reserve: Reserve = unlimited,
 ) -> Probe:
-    """See `probe` (engine thread). Raises `BadRequest` that names the option with which the model
-    does not run."""
+    """See `probe` (engine thread). Raises `BadRequest` with the option that does not run."""
     if bits is None:
         return probe(model, make_cache, layouts, reserve)
     why = "this model does not run with a quantised KV cache ({}): leave kv_bits out"

@@ -23,8 +23,7 @@ POOL_SHARE = 1 / 16
 
 
 def available_memory() -> int:
-    """Bytes that no other program uses: of a CUDA device, as it reports (mlx 0.32, `device_info`),
-    else of the machine."""
+    """Bytes that no other program uses, of a CUDA device (mlx 0.32, `device_info`) or machine."""
     free = mx.device_info().get("free_memory")
     unused = free if isinstance(free, int) else psutil.virtual_memory().available
     return int(unused + mx.get_active_memory() + mx.get_cache_memory())

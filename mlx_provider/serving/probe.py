@@ -157,8 +157,7 @@ def _judge(run: Callable[[], Results]) -> Judgement:
 
 
 class Trial:
-    """Runs rows without output in a layout, and collects their logits (vocab,) step by step. Rows
-    in `apart` run alone."""
+    """Collects logits (vocab,) of rows in a layout, step by step. Rows in `apart` run alone."""
 
     def __init__(
         self, model: LoadedModel, layout: str, rows: Sequence[SoloRow] = (), size: int = 0

@@ -150,8 +150,7 @@ class LoadProgress:
     def stage(
         self, model: str, what: str, done: Callable[[], int] = int, total: int = 0, unit: str = ""
     ) -> Iterator[None]:
-        """Report a stage of a load during the block: `done()` of `total` units. `done` is called by
-        other threads."""
+        """Report a stage of a load in the block: `done()` of `total`. Other threads call `done`."""
 
         def stats() -> LoadingStats:
             reached = min(max(0, done()), total)

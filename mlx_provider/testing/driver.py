@@ -155,8 +155,7 @@ def alone(model: LoadedModel, request: Request, **more: Any) -> Request:
 
 
 class Eager(Policy):
-    """A policy that asks for drafts at any cost: in each step for another number of drafts, from
-    another drafter."""
+    """A policy that asks in each step another drafter for another number, at any cost."""
 
     turns = 0
 

@@ -28,8 +28,7 @@ RULES = {
     "gated_delta_update": ("q", "k", "v", "a", "b"),
     "ssm_update": ("hidden_states", "B", "C", "dt"),
 }
-"""Rules, with their arguments of shape (B, length, ...). Each also takes a `state`, and returns
-(output, state)."""
+"""Rules, with their arguments (B, length, ...); each takes a `state`, returns (output, state)."""
 OF_PADDED_ROWS = ("mask", "lengths")
 """Arguments of rules that only padded rows need."""
 ROUTES_ATTRIBUTE = "routes_state_parts"

@@ -155,8 +155,7 @@ class DraftModel(ScoringModel):
     def _pass(
         self, caches: Sequence[list[Any]], tokens: mx.array, counts: Sequence[int]
     ) -> mx.array:
-        """Append `counts` tokens to each row's cache. Returns logits (rows, vocab) after each
-        row's last one."""
+        """Append `counts` tokens to each row's cache. Returns logits (rows, vocab) after them."""
         known = mx.minimum(tokens, self._model.info.vocab_size - 1)
         if len(caches) == 1:
             found: mx.array = self._model.model(known[None], cache=caches[0])
@@ -202,8 +201,7 @@ def load_draft_model(
 
 
 def _dtype(draft: Path, room: int | None) -> str | None:
-    """float32 on a CPU, where MLX is many times slower with narrower weights, if it fits into half
-    of `room`."""
+    """float32 on a CPU, where narrower weights are many times slower, if half of `room` has it."""
     quantised = read_json(draft / "config.json").get("quantization")
     bits = quantised.get("bits", 16) if isinstance(quantised, dict) else 16
     fits = room is None or 2 * _weights_bytes(draft) * 32 <= room * bits

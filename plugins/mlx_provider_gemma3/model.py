@@ -110,8 +110,7 @@ class Ahead:
         return getattr(self.cache, name)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Cached and passing keys and values in order of position; quantised ones are (values,
-        scales, biases)."""
+        """Keys and values in order of position; quantised ones are (values, scales, biases)."""
         kept = keys[..., : self.count, :], values[..., : self.count, :]
         found = append_kv(self.cache, *kept)
         if keys.shape[2] == self.count:

@@ -19,8 +19,7 @@ KV_SHARE = 4
 UNASKED = 4096
 """The engine's limit: most tokens, of all rows, whose states it keeps until it asks the head."""
 WINDOW = 1024
-"""Last tokens of a row that a head attends to at least. Older ones are dropped before a row exceeds
-twice as many."""
+"""Last tokens that a head attends to at least. Older ones go before a row has twice as many."""
 STEP: int = KVCache.step
 MOST_TOKENS = 2 * WINDOW
 """Largest capacity of a row: its window and the new tokens of one call."""

@@ -172,7 +172,7 @@ def test_no_part_of_a_failed_row_becomes_an_entry(qwen3: TextModel) -> None:
     nodes, model.fails = {*stored.nodes()}, lambda tokens, places: True
     engine.step()
     model.fails = never
-    engine.schedule(0.0)
+    engine.schedule()
     assert {*stored.nodes()} == nodes, "a decision drops nothing"
     again = asked(engine, COMMON), asked(engine, other)
     assert [request.cached_tokens for request in again] == [20, len(other) - 1]
@@ -404,7 +404,7 @@ def test_capacity_for_later_turns_is_always_charged(qwen3: TextModel) -> None:
             rooms.append(max(layer.keys.shape[2] for layer in group.cache))
             charged = own.scheduler.live_bytes + own.stored.in_use
             charged //= own.memory.token_bytes
-            about_to_grow = request.rows[0].cached_length >= rooms[-1]
+            about_to_grow = request.rows[0].length_to_cache >= rooms[-1]
             assert charged > rooms[-1] if about_to_grow else charged == rooms[-1]
             own.engine.step()
     assert rooms[0] == 1280

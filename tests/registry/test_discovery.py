@@ -80,8 +80,8 @@ BROKEN = {
     ),
     "twice": (
         "from mlx_provider import ReasoningParser, hookimpl\n@hookimpl\n"
-        "def mlx_reasoning_parsers(): return [ReasoningParser('x', '<', '>')] * 2",
-        "PluginError: mlx_reasoning_parsers yields 'x' twice",
+        "def mlx_reasoning_parsers(): return [ReasoningParser(x, '<', '>') for x in ('ab', 'a-b')]",
+        "PluginError: mlx_reasoning_parsers yields 'a-b' twice",
     ),
     "forgotten decorator": (
         "def mlx_model_families(): return []",

@@ -38,7 +38,7 @@ def check_engine(engine: Engine) -> None:
     running, jobs, _merged = [*scheduler.running], scheduler.waiting, layout.merged_lengths()
     waiting = [row for job in jobs for row in job.rows]
     placed = Counter(row for group in layout.groups for row in group.rows)
-    cached = [(engine.batch.cached_tokens(row), len(row.tokens)) for row in running]
+    cached = [(engine.batch.cached_reply_tokens(row), len(row.tokens)) for row in running]
     check(
         ("a running row has one place in the batch", placed == Counter(running)),
         (

@@ -12,8 +12,7 @@ from ...errors import BadRequest
 
 Split = Callable[[str], list[str | int]]  # cuts text at special tokens, which become their ids
 Whitespace = Mapping[str, Any]
-"""llguidance's `x-guidance` options. Always bounded: a model that pads with white space would never
-end its reply."""
+"""llguidance's `x-guidance` options. Bounded, or a model that pads would never end its reply."""
 ONE_LINE: Whitespace = {
     "whitespace_flexible": False,
     "item_separator": ", ?",

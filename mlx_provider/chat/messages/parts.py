@@ -228,9 +228,7 @@ def arguments_mapping(arguments: Any) -> dict[str, Any]:
             return {"value": arguments}
     if arguments is None:
         return {}
-    if isinstance(arguments, dict):
-        return arguments
-    return {"value": copy.deepcopy(arguments)}
+    return arguments if isinstance(arguments, dict) else {"value": copy.deepcopy(arguments)}
 
 
 # -- blocks and items that only another server can use become text for a model: agents resend them

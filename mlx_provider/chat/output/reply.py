@@ -177,8 +177,7 @@ class Reply:
         self._new_deltas.append(Delta(index=self._index, tool_calls=[piece]))
 
     def _choose_id(self, number: int, written: str) -> str:
-        """The id that the model wrote, so that the next prompt repeats its text; a new one if it is
-        unusable or in use."""
+        """The id that the model wrote, so that the next prompt repeats it; else a new one."""
         usable = [written] if _OWN_ID.fullmatch(written) else []
         ids = chain(usable, map(self._ids, count(number)))
         chosen = next(x for x in ids if x not in self._used_ids)

@@ -57,8 +57,7 @@ class _MarkedReply:
     reader: TextReader
     note: Note
     reasoning_parser: ReasoningParser
-    """`hidden` markers are dropped, a `header` is a word after an opener, `unmarked` says what text
-    before any marker is."""
+    """It has `hidden` markers, the word after an opener (`header`), and `unmarked` text's kind."""
     tool_parser: ToolParser
     """Markers in `first` open a call only where the reply or the answer begins."""
     thought_breaks: Mapping[str, str]

@@ -39,8 +39,7 @@ MAX_RATIO = 2.0  # longest row of a group over its shortest. Padding costs memor
 SHORT, PADDED = 256, 2048
 """Lengths of up to so many tokens count as similar: `PADDED` in the layout `padded`, else `SHORT`.
 Rows that grow longer stay, as the padding does not grow. A further group takes the host of an H100
-1.3 ms a step (measured: 16 groups 37 ms, one 17 ms), 2,048 tokens of padding 0.1 ms (by its
-bandwidth)."""
+1.3 ms a step (16 groups 37 ms, one 17 ms), 2,048 tokens of padding 0.1 ms (by bandwidth)."""
 REUNITED = 32
 """A row with drafts has a group of its own. After so many passes without drafts it is merged again,
 because another group adds kernels to every pass."""
@@ -96,7 +95,7 @@ class Group:
         """Tokens of each of its rows, then of `more`, without those of the shared prefix."""
         prefix = shared_prefix(self.cache)
         shared = 0 if prefix is None else prefix.length
-        return [row.cached_length - shared for row in (*self.rows, *more)]
+        return [row.length_to_cache - shared for row in (*self.rows, *more)]
 
     def nbytes(self, *more: Row) -> int:
         """Bytes of its cache, with `more` rows in it."""
@@ -190,7 +189,7 @@ class Layout:
             and group.admits(row, self._short, self.bound)
         ]
         if fits:
-            best = min(fits, key=lambda group: abs(group.rows[0].cached_length - row.cached_length))
+            best = min(fits, key=lambda x: abs(x.rows[0].length_to_cache - row.length_to_cache))
             rows, memory = [*best.rows, row], best.memory
             # may fail, if the last pass of the group has failed
             together = attempt(lambda: Group.of(rows, [*best.caches(best.rows), cache], memory))
@@ -222,7 +221,7 @@ class Layout:
     def merged_lengths(self) -> dict[Row, int]:
         """The value of `Row.merged_length` for each row that has a cache with others."""
         several = [group.rows for group in self.groups if len(group.rows) > 1]
-        longest = [(rows, max(row.cached_length for row in rows)) for rows in several]
+        longest = [(rows, max(row.length_to_cache for row in rows)) for rows in several]
         return {row: length + 1 for rows, length in longest for row in rows}
 
     def keep_tokens(self, row: Row, tokens: int) -> None:
@@ -305,7 +304,7 @@ class Layout:
         limit = GROWN * self.bound
         while grown := next((g for g in self.groups if g.rows[1:] and g.nbytes() > limit), None):
             self._split()
-            rows = sorted(grown.rows, key=lambda row: row.cached_length)
+            rows = sorted(grown.rows, key=lambda row: row.length_to_cache)
             halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
             at = self.groups.index(grown)
             self.groups[at : at + 1] = [replace(grown, rows=half) for half in halves]

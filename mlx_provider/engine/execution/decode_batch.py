@@ -132,7 +132,7 @@ class DecodeBatch:
     def join(self, row: Row, cache: list[Any], cached: int) -> None:
         """Add a row with the first `cached` of its tokens in `cache`. The rest run one by one."""
         self.layout.add(row, cache)
-        self._pending[row] = Pending.of(row, row.cached_length - cached - 1)
+        self._pending[row] = Pending.of(row, row.length_to_cache - cached - 1)
 
     def replays(self, row: Row) -> bool:
         """After `read`: whether the row's next token is a committed one, which runs again."""
@@ -232,7 +232,7 @@ class DecodeBatch:
             self._pending[row] = Pending(drawn, i, False, drafts.get(row, ()))
         mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
 
-    def cached_tokens(self, row: Row) -> int:
+    def cached_reply_tokens(self, row: Row) -> int:
         """Committed reply tokens of the row that its cache has, or has after the launched pass."""
         pending = self._pending.get(row)
         if pending is None:

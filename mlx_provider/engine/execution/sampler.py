@@ -41,8 +41,7 @@ Draw = Callable[[mx.array, Columns, mx.array], mx.array]
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Raw log-probabilities for the rows that want them. Row i of the arrays belongs to the drawn
-    token `indices[i]`."""
+    """Raw log-probabilities for rows that want them. Row i: of the drawn token `indices[i]`."""
 
     indices: list[int]
     counts: list[int]  # number of alternatives that each row wants

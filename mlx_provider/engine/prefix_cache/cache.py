@@ -138,10 +138,11 @@ class PrefixCache:
         self.totals.remove_lost()
         try:
             kv, has_no_more = row_segment(cache, len(ids))
-            if not ((ends_here and has_no_more) or kv.complete):
-                ids = ids[: max(states, default=0)]  # the states in the cache are later ones
-            elif ends_here and has_no_more and (last := take_snapshot(cache)) is not None:
+            at_end = ends_here and has_no_more
+            if at_end and (last := take_snapshot(cache)) is not None:
                 states[len(ids)] = last
+            elif not (at_end or kv.complete):
+                ids = ids[: max(states, default=0)]  # the states in the cache are later ones
             reply_at = len(ids) if reply_at is None else reply_at
             found = self.match(key, ids, len(ids))
             new = NewPath(ids, kv, states, reply_at, found.shared, len(ids))

@@ -40,7 +40,8 @@ def lose_buffers(user: PrefillJob | Row) -> None:
 class PrefixCachePolicy(PrefixOffers):
     """Engine thread only. In the order of calls: `look_up` when a prompt is queued, `offers` while
     it waits, `lease` when it is admitted, `begin` before its first pass, `after_pass` after each
-    one, `keep_prefill` and `fork` after the last one, `keep_row` and `release` when a row ends.
+    one, `keep_prefill` and `fork` after the last one, `detach` when rows are merged, `keep_row` and
+    `release` when a row ends or is preempted.
 
     For a reproducible model it stores only what a prefill would compute. Kernels round by the width
     of a pass, so only prefixes of whole passes count. The last pass of a prompt is not stored, and

@@ -79,7 +79,7 @@ class Node:
     children: dict[int, Node] = field(default_factory=dict)  # by their first tokens
     used: int = 0  # `Totals.clock` at its last use
     hits: int = 0
-    """Number of rows restored through it. Starts at 1 if more than half of its path was there."""
+    """Rows restored through it; one more if it continues a stored path, as its next turn may."""
     generated: bool = False
     """Its tokens are from a reply: a prompt that differs here has tokenized the reply otherwise."""
 
@@ -151,7 +151,7 @@ class Match:
     total: int = 0  # tokens of the prompt
     diverged_at: int | None = None  # first position that differs from the path, if any
     branch: int = 0
-    """`diverged_at`, if a stored prompt continues there. 0: only replies do, or nothing."""
+    """`diverged_at`, if a stored prompt goes on there: another may. 0: only replies, or nothing."""
     version: int = 0
 
     @property

@@ -21,11 +21,9 @@ FAIR = 1.5
 """A token may take on average this multiple of its time without a prompt, whatever the stall
 target. So a prompt gets at least a third of the device."""
 WIDE = 256
-"""Chunks of fewer tokens are hardly faster on a GPU. They run only if this many would take longer
-than the longest gap."""
+"""Smaller chunks are hardly faster on a GPU. They run only if this exceeds the longest gap."""
 BRIEF = 1024
-"""A prompt with at most so many tokens runs in one pass before rows decode, if that takes no longer
-than the longest gap."""
+"""A prompt of at most so many tokens runs before rows decode, if that keeps the longest gap."""
 SLACK = 1.5
 """A step with a chunk may take this multiple of the stall target. If the smallest wide chunk takes
 longer, the step may take as long as the longest gap."""
@@ -107,7 +105,7 @@ class Chunking:
             return _nearly_best([n for n in sizes if own(n) <= longest], own)[-1]
         if self.is_brief(job):
             return sizes[-1]
-        keys, fair = sum(row.cached_length for row in rows), self.fair(rows_seconds)
+        keys, fair = sum(row.length_to_cache for row in rows), self.fair(rows_seconds)
 
         def gap(size: int) -> float:
             """Seconds of a step with a chunk of this size."""
@@ -134,8 +132,7 @@ class Chunking:
         return wide if gap(wide[0]) <= self.longest_gap else sizes
 
     def fair(self, rows_seconds: float) -> float:
-        """Seconds that a token may take on average beside a prompt, if it takes `rows_seconds`
-        without."""
+        """Average seconds that a token may take beside a prompt; without one, `rows_seconds`."""
         return max(self.limits.stall_target, FAIR * rows_seconds)
 
     def own_size(self, job: PrefillJob) -> int:
@@ -170,7 +167,7 @@ class Chunking:
     def load(self, rows: Sequence[Row], chunk: Chunk | None = None) -> Load:
         """The load of a pass of these rows and this chunk."""
         size, depth = (0, 0) if chunk is None else (chunk.size, chunk.start)
-        return Load(sum(row.cached_length for row in rows), size, depth, len(rows))
+        return Load(sum(row.length_to_cache for row in rows), size, depth, len(rows))
 
     def with_drafts(self, plan: StepPlan) -> Callable[[int], float]:
         """A function from the number of drafts in all rows to the seconds of the rows' pass."""

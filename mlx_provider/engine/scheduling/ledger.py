@@ -155,7 +155,7 @@ class Ledger(ABC):
 
     def kv_needed(self, row: Row) -> int:
         """Token capacity of a row without room for later turns."""
-        return whole_steps(kv_capacity(*self._sizes(row.request), row.cached_length + 1))
+        return whole_steps(kv_capacity(*self._sizes(row.request), row.length_to_cache + 1))
 
     def outgrown(self, row: Row) -> bool:
         """Whether a row needs more memory than its reservation at admission."""
@@ -177,7 +177,7 @@ class Ledger(ABC):
 
     def _tokens_to_run(self, row: Row) -> int:
         """Tokens of a row's longest prefill, also of one after a preemption."""
-        length = row.cached_length
+        length = row.length_to_cache
         return length if self.outgrown(row) else min(length, len(row.request.prompt.tokens))
 
     def _tokens_reserved(self, row: Row, lease: Lease | None) -> int:
@@ -187,7 +187,7 @@ class Ledger(ABC):
         """Token capacity of a row in a cache of its own."""
         first, longest = self._sizes(row.request)
         leased = 0 if lease is None else lease.capacity
-        return kv_capacity(first, longest, row.cached_length + 1, leased)
+        return kv_capacity(first, longest, row.length_to_cache + 1, leased)
 
     def _sizes(self, request: Request) -> tuple[int, int]:
         """The first capacity of its rows in tokens, and the largest length."""

@@ -48,9 +48,10 @@ class Scheduler:
         """The rows that decode, in the order in which they joined. This is the only such list."""
         self.shares = FairShares()
         self.memory_check = MemoryCheck()
+        # `charge_step` sets both
         self._decoded = False
         """Whether rows have decoded in the last step, after which they may need more memory."""
-        self._itl_debt = 0.0
+        self._stall_debt = 0.0
         """Seconds that decoding rows have waited for chunks beyond their fair time."""
 
     def schedule(
@@ -64,13 +65,13 @@ class Scheduler:
         step = StepBuilder(self, record)
         if self._decoded:
             step.fit_rows()
-        if not record.to_preempt:  # else these rows are considered first, in the next step
-            first = step.displace()
-            record.to_admit = step.choose_admission(first)
+        if not record.to_preempt:  # else these rows are considered first, in the next record
+            # rows of tenants with several may give way to a tenant without any
+            record.to_admit = step.choose_admission(first=step.displace())
         record.to_look_up = [*step.memory.offers]  # those that were tried
         started = [job for job in step.jobs if job.admitted or job is record.to_admit]
         record.to_begin = [job for job in started if job.cache is None and not job.restoring]
-        if record.to_begin:  # where a prompt stands is known once it has begun
+        if record.to_begin:  # the passes are in the next record
             return record
         rows, mixes = tuple(step.rows), mixes and self.costs.curve.mixing > 0
         rows_seconds = self.chunking.seconds(rows, passes=passes)
@@ -79,12 +80,36 @@ class Scheduler:
             record.plan = self._add_prompt(record.plan, job, mixes, stalled)
         return record
 
+    def in_order(self, now: float, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
+        """Prompts in the queue or in prefill, the most urgent first, fair between tenants."""
+        return self.shares.order(sorted(jobs, key=partial(self._urgency, now))) if jobs else ()
+
+    def _urgency(self, now: float, job: PrefillJob) -> float:
+        """Seconds that the rest of its prefill takes, less for its waiting. A prompt in prefill
+        waits only while others run, so a new prompt never waits for all of it."""
+        waited = job.waited_seconds if job.admitted else now - job.request.queued
+        return self.chunking.rest(job) - AGING * waited
+
+    def apply(self, record: StepRecord) -> None:
+        """Reclaim memory and admit a prompt, once requests have ended and rows are preempted."""
+        if record.memory_check is not None:
+            self.memory_check = record.memory_check
+        if record.to_reclaim:
+            self.ledger.reclaim(record.to_reclaim)
+        if (job := record.to_admit) is not None and job in self.waiting:
+            job.waited_seconds = record.now - job.request.queued
+            job.admitted, job.request.phase = True, Phase.PREFILL
+
+    # -- the prompt of a step, and what is left of a plan
+
     def _add_prompt(self, plan: StepPlan, job: PrefillJob, mixes: bool, stalled: float) -> StepPlan:
-        """Add a prompt's chunk or earlier work."""
+        """Add nothing while rows have waited too long; else the work before its chunks (scoring or
+        images), or its chunk: in the rows' pass, in its own pass behind them, or in its own pass
+        while they wait, if it is brief."""
         chunking, rows, rows_seconds = self.chunking, plan.rows, plan.pass_seconds
         # it may run before the rows, so that brief prompts which come together decode together
         may_precede = chunking.is_brief(job)
-        if rows and self._itl_debt and (job.spans_to_embed or not may_precede):
+        if rows and self._stall_debt and (job.spans_to_embed or not may_precede):
             return plan  # rows decode alone until they have waited no longer than is fair
         if job.spans_to_embed or job.scoring is not None:
             share = chunking.fair(rows_seconds) - rows_seconds
@@ -104,35 +129,14 @@ class Scheduler:
         # if it precedes, rows wait for this step, and decode with the new ones in the next
         return replace(plan, rows=(), pass_seconds=0.0) if precedes else plan
 
-    def in_order(self, now: float, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
-        """Prompts in the queue or in prefill, the most urgent first, fair between tenants."""
-        return self.shares.order(sorted(jobs, key=partial(self._urgency, now))) if jobs else ()
-
-    def _urgency(self, now: float, job: PrefillJob) -> float:
-        """Seconds that the rest of its prefill takes, less for its waiting. A prompt in prefill
-        waits only while others run, so a new prompt never waits for all of it."""
-        waited = job.waited_seconds if job.admitted else now - job.request.queued
-        return self.chunking.rest(job) - AGING * waited
-
-    def apply(self, record: StepRecord) -> None:
-        """Reclaim memory and admit a prompt, after the engine has ended requests and preempted
-        rows."""
-        if record.memory_check is not None:
-            self.memory_check = record.memory_check
-        if record.to_reclaim:
-            self.ledger.reclaim(record.to_reclaim)
-        if (job := record.to_admit) is not None and job in self.waiting:
-            job.waited_seconds = record.now - job.request.queued
-            job.admitted, job.request.phase = True, Phase.PREFILL
-
-    def remaining_plan(self, plan: StepPlan, *, readable: bool = True) -> StepPlan:
+    def remaining_plan(self, plan: StepPlan, *, keep_mixed: bool = True) -> StepPlan:
         """The plan without rows and prompts that ended since it was made, and without a chunk whose
         prompt does not stand where the plan expected it. A mixed chunk without rows has its own
-        pass. `readable`: whether the tokens of the last pass could be read."""
+        pass. `keep_mixed`: whether a mixed chunk can run. Not if the last pass has failed."""
         rows, planned = tuple(row for row in plan.rows if row in self.running), plan
         if plan.prepared is not None and plan.prepared.cache is None:
             plan = replace(plan, prepared=None, preparing_seconds=0.0)
-        if plan.chunk is not None and not (plan.chunk.due and (readable or not plan.mixed)):
+        if plan.chunk is not None and not (plan.chunk.due and (keep_mixed or not plan.mixed)):
             plan = replace(plan, chunk=None, mixed=False, chunk_seconds=0.0)
         if plan.mixed and plan.chunk is not None and not rows:
             seconds = self.chunking.duration(plan.chunk.job, plan.chunk.size)
@@ -142,8 +146,6 @@ class Scheduler:
         chunk, passes = plan.chunk if plan.mixed else None, min(plan.passes, len(rows) or 1)
         return replace(plan, rows=rows, pass_seconds=self.chunking.seconds(rows, chunk, passes))
 
-    # -- what requests are charged
-
     def charge_step(self, plan: StepPlan) -> None:
         """A step begins. Steps without a chunk compensate for its time beyond the fair time, so
         that the average time of a token stays within that. An empty plan, of a record in which
@@ -152,7 +154,7 @@ class Scheduler:
         took = plan.pass_seconds + plan.chunk_seconds + plan.preparing_seconds
         rows_seconds = self.chunking.seconds(plan.rows) if plan.mixed else plan.pass_seconds
         fair = self.chunking.fair(rows_seconds) if plan.rows else 0.0
-        self._itl_debt = max(0.0, self._itl_debt + took - fair) if self.running else 0.0
+        self._stall_debt = max(0.0, self._stall_debt + took - fair) if self.running else 0.0
 
     def charge_token(self, request: Request) -> None:
         self.shares.charge(request, OUTPUT_TOKEN)
@@ -166,7 +168,7 @@ class Scheduler:
         """The vision tower or the scorer has run for these seconds. Other prompts in prefill have
         waited as long, and decoding rows for the time beyond the plan."""
         self._delay_others(plan.prepared, seconds)
-        self._itl_debt += max(0.0, seconds - plan.preparing_seconds) if self.running else 0.0
+        self._stall_debt += max(0.0, seconds - plan.preparing_seconds) if self.running else 0.0
 
     def _delay_others(self, own: PrefillJob | None, seconds: float) -> None:
         for job in self.waiting:

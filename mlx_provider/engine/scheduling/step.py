@@ -19,7 +19,7 @@ PATIENCE_SECONDS = 30.0
 TRIED_PER_STEP = 8
 """Most prompts per step that are tried: each counts the bytes of all rows."""
 WORTH_WAITING = 256
-"""A prompt waits for an admitted one that will store at least so many more tokens of its prefix."""
+"""A prompt waits for an admitted one that will store more than so many tokens of its prefix."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class StepPlan:
 
 @dataclass
 class StepRecord:
-    """A step, or its part until prompts begin: what `Engine.run` does first, in this order (with
-    `Scheduler.apply` for the queue), then the plan. Steps pause while a record is `empty`."""
+    """What `Engine.run` does first, in this order (with `Scheduler.apply` for the queue), then the
+    plan. The engine rests after an `empty` one."""
 
     now: float  # when the step began, in monotonic seconds
     to_expire: Sequence[Request] = ()  # requests whose time limit has passed
@@ -78,7 +78,8 @@ class StepRecord:
     to_look_up: Sequence[PrefillJob] = ()
     """Prompts that were tried. `schedule` may not keep their matches, so `run` looks them up."""
     to_begin: Sequence[PrefillJob] = ()
-    """Prompts that get a cache, or start a restore from disk. The record then has no plan."""
+    """Prompts that get a cache, or start a restore from disk. The passes are then in another record
+    of the step, as only now is it known where in a prompt its first chunk starts."""
     plan: StepPlan = field(default_factory=StepPlan)
     memory_check: MemoryCheck | None = None
     """`None`: nothing was counted, as no row has outgrown the last count."""
@@ -90,15 +91,19 @@ class StepRecord:
         return not any((*orders, self.plan.rows, self.plan.chunk, self.plan.prepared))
 
 
+# -- how it is decided
+
+
 class StepBuilder:
     """A step while it is decided: the rows and prompts that stay, and what happens to others."""
 
     def __init__(self, scheduler: Scheduler, record: StepRecord) -> None:
-        self.scheduler, self.record, self._reclaims = scheduler, record, False
+        self.scheduler, self.record, self._reclaims_for_refused = scheduler, record, False
         late = record.to_expire
         self.rows = [row for row in scheduler.running if row.request not in late]
         left = [job for job in scheduler.waiting if job.request not in late]
         self.jobs = scheduler.in_order(record.now, left)
+        # what only ending rows use of the prefix cache can be evicted
         ending = [row for request in late for row in request.rows]
         self.memory = StepMemory(scheduler.ledger, scheduler.prefixes, [*self.rows, *ending])
         record.to_trim = self.memory.trims  # `memory.trim` fills it
@@ -111,8 +116,8 @@ class StepBuilder:
     def fit_rows(self) -> None:
         """If rows have outgrown the memory, or the limit has moved, they give back spare capacity,
         or else the youngest waits, or ends if it could never continue."""
-        limit, memory, ledger = self.scheduler.memory_check.limit, self.memory, self.memory.ledger
-        if limit == ledger.available() and not any(map(ledger.exceeds, self.rows)):
+        last, memory, ledger = self.scheduler.memory_check, self.memory, self.memory.ledger
+        if last.limit == ledger.available() and not any(map(ledger.exceeds, self.rows)):
             return  # they fitted in the last count, and nothing has changed since
         check = memory.check(self.live)
         if not check.fits:
@@ -126,6 +131,50 @@ class StepBuilder:
             check = memory.check(self.live)
         self.record.memory_check = check
         self.record.to_reclaim = check.need
+
+    def choose_admission(self, first: PrefillJob | None) -> PrefillJob | None:
+        """The most urgent prompt in the queue that fits; `self.jobs` is in the order of urgency.
+        `None`: none fits, or one in prefill is more urgent. `first`: rows give way for it."""
+        tried = 0
+        for job in self.jobs if first is None else [first, *self.jobs]:
+            if job.restoring:
+                continue
+            if job.admitted:  # it goes on: only more urgent prompts were tried before it
+                return None
+            if self.awaits(job):
+                continue
+            # `Scheduler.fits_background` has found room for a background prefill
+            if job.request.background or self._admit(job):
+                return job
+            tried += 1
+            waited = self.record.now - job.request.queued
+            if waited > PATIENCE_SECONDS or tried == TRIED_PER_STEP:
+                # no new prompt overtakes it, but admitted prompts must continue, or it never fits
+                return None
+        return None
+
+    def awaits(self, job: PrefillJob) -> bool:
+        """Whether a prompt should wait, because a started one will store its prefix soon."""
+        return any(provides(leader, job) for leader in self.jobs if leader.admitted)
+
+    # -- whether a prompt fits, and whether rows give way to it
+
+    def _admit(self, job: PrefillJob) -> bool:
+        """Whether a prompt fits beside the live rows."""
+        room = self._try_room(job, self.live)
+        if room.fits:
+            self.record.to_reclaim, self.record.admit_in_place = room.need, room.in_place
+        if room.trims:
+            self.memory.trim(self.live)
+        return room.fits
+
+    def _try_room(self, job: PrefillJob, rows: Sequence[Row]) -> Room:
+        """The first prompt that lacks bytes has memory reclaimed for it while it waits."""
+        room = self.memory.room(job, rows)
+        if not (room.fits or self._reclaims_for_refused):
+            self._reclaims_for_refused = room.need > 0
+            self.record.to_reclaim = max(self.record.to_reclaim, room.need)
+        return room
 
     def displace(self) -> PrefillJob | None:
         """Preempt rows so that the first prompt of a tenant without rows can be admitted. Returns
@@ -149,48 +198,6 @@ class StepBuilder:
         self.record.to_preempt += victims
         self.rows = [row for row in self.rows if row not in victims]
         return job if victims else None
-
-    def choose_admission(self, first: PrefillJob | None) -> PrefillJob | None:
-        """The most urgent prompt in the queue that fits. `None`: none does, or one in prefill is
-        more urgent. `first`: the one for which rows give way."""
-        tried = 0
-        for job in (*filter(None, (first,)), *self.jobs):
-            if job.restoring:
-                continue
-            if job.admitted:  # it goes on: only more urgent prompts were tried before it
-                return None
-            if self.awaits(job):
-                continue
-            # `Scheduler.fits_background` has found room for a background prefill
-            if job.request.background or self._admit(job):
-                return job
-            tried += 1
-            waited = self.record.now - job.request.queued
-            if waited > PATIENCE_SECONDS or tried == TRIED_PER_STEP:
-                # no new prompt overtakes it, but admitted prompts must continue, or it never fits
-                return None
-        return None
-
-    def awaits(self, job: PrefillJob) -> bool:
-        """Whether a prompt should wait, because a started one will store its prefix soon."""
-        return any(provides(leader, job) for leader in self.jobs if leader.admitted)
-
-    def _admit(self, job: PrefillJob) -> bool:
-        """Whether a prompt fits beside the live rows."""
-        room = self._try_room(job, self.live)
-        if room.fits:
-            self.record.to_reclaim, self.record.admit_in_place = room.need, room.in_place
-        if room.trims:
-            self.memory.trim(self.live)
-        return room.fits
-
-    def _try_room(self, job: PrefillJob, rows: Sequence[Row]) -> Room:
-        """The first prompt that lacks bytes has memory reclaimed for it while it waits."""
-        room = self.memory.room(job, rows)
-        if not (room.fits or self._reclaims):
-            self._reclaims = room.need > 0
-            self.record.to_reclaim = max(self.record.to_reclaim, room.need)
-        return room
 
 
 def above_share(rows: Iterable[Row]) -> Iterator[Row]:

@@ -105,7 +105,7 @@ class Speculation:
     def begin(self, row: Row, job: PrefillJob) -> None:
         """Keep the hidden states of a prompt for a row that begins to decode."""
         hidden = list(job.hidden)
-        if not hidden or row.cached_length != len(job.tokens) + 1 or not can_draft(row):
+        if not hidden or row.length_to_cache != len(job.tokens) + 1 or not can_draft(row):
             return
         before = sum(states.shape[0] for own in self.rows.values() for states in own.hidden)
         if before and before + sum(states.shape[0] for states in hidden) > UNASKED:

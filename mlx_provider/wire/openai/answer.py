@@ -44,8 +44,7 @@ def finish_reason(finish: Finish | None) -> str:
 
 
 def usage_of(done: Done) -> dict[str, Any]:
-    """Usage in OpenAI's form. Cached tokens are fewer than prompt tokens, as LiteLLM's own tests
-    demand."""
+    """Usage in OpenAI's form. Fewer tokens are cached than prompted, as LiteLLM's tests demand."""
     usage = done.usage
     cached = max(0, min(usage.cached_tokens, usage.prompt_tokens - 1))
     skipped = {"skipped_tokens": usage.skipped_tokens} if usage.skipped_tokens else {}
