@@ -86,8 +86,7 @@ class EngineSettings(FixedSettings):
     """Each field of this class, but no inherited one, has a variable `MLX_PROVIDER_<FIELD>`."""
 
     memory_limit: Annotated[Bytes, Field(ge=1)] | None = None
-    """Bytes for weights, rows, passes, free buffers and prefixes. Unset: `serving/memory_limit.py`
-    computes it."""
+    """Bytes for weights, rows, passes, free buffers, prefixes. Unset: `serving/memory_limit.py`."""
     max_rows: Count = 64
     """Most rows that are prefilled or decoded at once. More requests wait."""
     stall_target: Seconds = 0.1

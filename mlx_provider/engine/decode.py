@@ -1,9 +1,13 @@
-"""Decode step: run the forward pass of all rows and of a mixed chunk, draw their next tokens, and
-recover from device failures, by running each row alone until it has decoded once.
+"""Decode step: run the forward pass of all rows and of a mixed chunk, and draw their next tokens.
 
 A pass is launched before the tokens of the previous one are read, so that the device does not wait
 for the host. Only drafts need those tokens first. Each step calls `commit_and_draft`, `launch_pass`
-and `commit`, in this order."""
+and `commit`, in this order.
+
+If results cannot be read, all rows run again. If a pass of several rows or with a chunk fails, or a
+draw, its rows run again, each alone, until it has decoded once (`Row.retry_alone`). A failed pass
+of one row, or its second failed draw, ends its request. `retry` drops the rows and their leases,
+stores nothing of them, and requeues them."""
 
 from __future__ import annotations
 
@@ -55,15 +59,15 @@ def commit_and_draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, 
     needs_tokens = bool(plan.rows and batch.drafted_rows)
     retrying = any(row.retry_alone for row in plan.rows)
     if not retrying and batch.can_verify_drafts and drafting.may_draft(plan):
-        seconds_with = engine.scheduler.chunking.with_drafts(plan)
-        requested, predicts_text = drafting.plan_drafts(plan.rows, seconds_with)
-        make_drafts = partial(drafting.make_drafts, plan.rows, seconds_with, requested)
+        seconds_for = engine.scheduler.chunking.with_drafts(plan)
+        requested, predicts_text = drafting.plan_drafts(plan.rows, seconds_for)
+        make_drafts = partial(drafting.make_drafts, plan.rows, seconds_for, requested)
         needs_tokens = bool(needs_tokens or requested or predicts_text)
     if not needs_tokens:
         return plan, NO_DRAFTS, None
     results, now = attempt(batch.catch_up), engine.clock()
     if isinstance(results, Fault):
-        _retry_all(engine, results)
+        _retry_all(engine, results)  # which also starts a mixed chunk's prompt again
         return engine.scheduler.remaining_plan(plan, keep_mixed=False), NO_DRAFTS, now
     _commit_results(engine, results, now, launched=False)
     drafts = NO_DRAFTS if make_drafts is None else make_drafts()
@@ -99,12 +103,10 @@ def commit(engine: Engine, launched: LaunchedPass) -> None:
             engine.fail_by_fault(unfinished[0].request, "its decode step", cause)
         elif unfinished or chunk is not None:
             retry(engine, unfinished, cause)  # which also starts the chunk's prompt again
-    recovers = any(row.retry_alone for row in forward.rows)  # a draw that works clears it
-    if forward.logits is not None:
-        _draw_next(engine, forward, forward.logits)
+    retried = any(row.retry_alone for row in forward.rows)  # a draw that works clears it
+    drew = forward.logits is None or _draw_next(engine, forward, forward.logits)
     engine.timer.token_at = engine.clock()
-    # a draw that fails sets it
-    if not (forward.failed or recovers or any(row.retry_alone for row in forward.rows)):
+    if drew and not (retried or forward.failed):
         engine.batch.record_success(len(forward.rows))
 
 
@@ -158,9 +160,9 @@ def _take_drafts(engine: Engine, result: PassResult, now: float) -> None:
             take_tokens(engine, [read], now)
 
 
-def _draw_next(engine: Engine, forward: Forward, logits: mx.array) -> None:
+def _draw_next(engine: Engine, forward: Forward, logits: mx.array) -> bool:
     """Draw a token for every position of the rows, as if the drafts before it were accepted: all
-    together, but after a failure, and in fixed passes, one by one."""
+    together, but after a failure, and in fixed passes, one by one. Returns whether all worked."""
     engine.drafting.record_hidden_states(forward)
     running, batch, fixed = engine.scheduler.running, engine.batch, engine.scheduler.chunking.fixed
     positions = list(places(forward.rows))
@@ -180,6 +182,7 @@ def _draw_next(engine: Engine, forward: Forward, logits: mx.array) -> None:
         fault = attempt(partial(_draw, engine, logits, positions, forward.drafts))
         if fault is not None:
             retry(engine, rows, fault)
+    return not any(row.retry_alone for row in rows)
 
 
 def _draw_alone(engine: Engine, logits: mx.array, place: Place, drafts: Drafts) -> None:

@@ -69,6 +69,7 @@ class Engine:
             record = self.schedule()
             for result in self.run(record):
                 self.commit(result)
+            # a prompt begins once: it then has a cache, or is restoring, or has ended
             if not record.to_begin:  # else the passes are in the next record
                 return self.output.take()
 
@@ -101,7 +102,7 @@ class Engine:
             self.deliver(self.output.take())
         if (prefilled := prefill.run(self, plan)) is not None:
             yield prefilled
-        if self.prefix_cache is not None:  # rows in one padded cache have left their own buffers
+        if self.prefix_cache is not None:  # rows that were merged have left their own buffers
             self.prefix_cache.detach(self.scheduler.running, self.batch.layout.cache_of)
         self.update_merged_lengths()
         if plan.rows or plan.chunk is not None or self.output.decoded:
@@ -133,6 +134,7 @@ class Engine:
             prefixes.lease(record.to_admit)  # else storing preempted rows might evict its prefix
         requeued = []
         for row in record.to_preempt:
+            # as `free` does, but the row returns to the queue
             if row in self.scheduler.running:  # else its request failed when another row ended
                 self.store(row.request, [row])
                 self.drop_rows([row])
@@ -252,8 +254,8 @@ class Engine:
                 prefixes.keep_row(row, row.tokens[:cached], partial(self.batch.extract, row))
 
     def end_leases(self, rows: Sequence[Row]) -> None:
-        """Give back what rows lease, once the scheduler, whose rows the ledger counts, has them no
-        more. A row that has decoded loses its buffers without `release`, as after a failed pass."""
+        """Release what rows lease, once the scheduler, whose rows the ledger counts, has them no
+        more. A corrupted row's lease is dropped unreleased, so that its buffers are lost."""
         for row in rows:
             if self.prefix_cache is not None and not row.corrupted:
                 self.prefix_cache.release(row)

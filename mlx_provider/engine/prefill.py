@@ -111,6 +111,7 @@ def commit(engine: Engine, result: ChunkResult) -> None:
 
 
 def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
+    """Store the prompt, make caches for its rows, draw their first tokens, and let them decode."""
     if not engine.scheduler.running:
         engine.timer.token_at = engine.clock()
     job.request.features = {}
@@ -130,7 +131,7 @@ def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
     else:
         caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
     for row, row_cache in zip(job.rows, caches, strict=True):
-        if row.length_to_cache == len(job.tokens):  # else tokens of its reply run again first
+        if row.length_to_cache == len(job.tokens):  # else it is reproducible: its reply runs again
             _draw_first(engine, row, logits)
             engine.drafting.begin(row, job)
         if row.finish is None:

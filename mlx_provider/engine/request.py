@@ -52,11 +52,6 @@ class Request:
     session: str | None = None
     retain: bool = False  # whether the client has announced that its session comes back
     drafts: bool = True
-    may_skip: bool = True  # whether its prompt may be prefilled sparsely
-    echoed: bool = False  # whether prompt tokens get log-probabilities, too (with `logprobs`)
-    prompt_logprobs_sent: int = 0
-    inputs: Inputs | None = None
-    """Texts to embed, in place of a reply. The prompt is then the longest of them."""
     deadline: float | None = None
     """Monotonic time after which the request ends in `RequestTimedOut`."""
 
@@ -64,16 +59,11 @@ class Request:
     cached_tokens: int = 0  # prompt tokens that came from the prefix cache
     stored_tokens: int = 0  # further prompt tokens that the prefix cache has stored since
     prefilled_tokens: int = 0  # tokens that its chunks have run, again after a preemption
-    selected: Sequence[int] | None = None
-    """Ascending positions of the prompt tokens that are computed. `None`: all."""
-    prefilling: str = ""  # why its long prompt was, or was not, prefilled sparsely
     drafted: int = 0
     accepted: int = 0
     looked_up: bool = False
     """Whether its use of the prefix cache was counted: once, also if its prefill starts again."""
     explanation: str = ""  # why the prefix cache did not hold more of the prompt
-    features: dict[str, Any] = field(default_factory=dict)
-    """Of the prompt's media, by content hash, while they are needed."""
 
     arrived: float = 0.0
     queued: float = 0.0
@@ -81,6 +71,18 @@ class Request:
     started: float | None = None
     first_token: float | None = None
     last_token: float | None = None
+
+    # -- of images, texts to embed, log-probabilities of prompts, and sparse prefill
+    features: dict[str, Any] = field(default_factory=dict)
+    """Of the prompt's media, by content hash, while they are needed."""
+    inputs: Inputs | None = None
+    """Texts to embed, in place of a reply. The prompt is then the longest of them."""
+    echoed: bool = False  # whether prompt tokens get log-probabilities, too (with `logprobs`)
+    prompt_logprobs_sent: int = 0
+    may_skip: bool = True  # whether its prompt may be prefilled sparsely
+    selected: Sequence[int] | None = None
+    """Ascending positions of the prompt tokens that are computed. `None`: all."""
+    prefilling: str = ""  # why its long prompt was, or was not, prefilled sparsely
 
     @property
     def background(self) -> bool:
@@ -174,8 +176,6 @@ class PrefillJob:
     cuts: Sequence[int] = ()  # ascending token counts at which a chunk must end
     snapshots_at: Sequence[int] = ()  # ascending token counts at which a state is worth keeping
     snapshots: dict[int, Any] = field(default_factory=dict)
-    hidden: list[Any] = field(default_factory=list)
-    """Hidden states (n, hidden) after its last tokens so far, if a drafter needs them."""
     ids: Ids | None = None
     """Token ids for the prefix cache. `None`: it was not asked."""
     match: Match | None = None  # the last look-up, until its prefill begins
@@ -183,6 +183,10 @@ class PrefillJob:
     """`None`: it needs no files from disk, or has not begun. When it has ended, it has a cache,
     unless no file could be read."""
     estimated_cached: int = 0  # tokens that the last look-up found, in memory or on disk
+
+    # -- of drafters and sparse prefill
+    hidden: list[Any] = field(default_factory=list)
+    """Hidden states (n, hidden) after its last tokens so far, if a drafter needs them."""
     positions: Sequence[int] | None = None
     """Positions of the tokens, if some tokens of the prompt were left out."""
     scoring: Scoring | None = None  # nothing is prefilled before it ends

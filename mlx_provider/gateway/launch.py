@@ -1,6 +1,5 @@
-"""A client's program with a gateway of its own, from start to end. Its folder has the same path at
-the next launch: agents write the path of their settings into system prompts, so a new path would
-miss the prefix cache."""
+"""A client's program with a gateway of its own, from start to end. Its folder keeps its path, since
+agents write it into system prompts: a new path would miss the prefix cache."""
 
 import os
 import re

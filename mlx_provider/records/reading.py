@@ -1,8 +1,7 @@
 """A cursor over a reply that is still being written.
 
 A generator reads a format with a `TextReader`. It yields if it needs text that has not arrived, and
-its driver resumes it after `feed`. It cannot see how the text was cut, so its result does not
-depend on that."""
+its driver resumes it after `feed`. Its result cannot depend on how the text was cut."""
 
 from __future__ import annotations
 

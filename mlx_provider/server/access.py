@@ -1,6 +1,5 @@
 """Access to a server on TCP: the operator's key (given, or created in a file of the engine's user),
-named keys for others, and the refusal of web pages and of clients without a key. Also the responses
-to errors."""
+named keys for others, refusal of web pages and clients without a key. Also responses to errors."""
 
 import hashlib
 import ipaddress

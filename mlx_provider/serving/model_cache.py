@@ -1,5 +1,4 @@
-"""Models of this process: found by name, loaded on demand, shared by all names and options that
-need the same weights."""
+"""Models of this process: found by name, loaded on demand, one for all that need its weights."""
 
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -1,5 +1,4 @@
-"""The subjects of a comparison: models with options, loaded in turn by one engine behind one
-gateway."""
+"""Subjects of a comparison: models with options, loaded in turn by one engine behind a gateway."""
 
 import os
 import platform

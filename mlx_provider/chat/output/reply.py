@@ -1,5 +1,4 @@
-"""Turns the tokens of one choice into the deltas of its reply, up to a stop string, which may begin
-and end within tokens."""
+"""Turns tokens of one choice into the deltas of its reply, up to a stop string within tokens."""
 
 import logging
 import re

@@ -3,8 +3,7 @@
     {turn_open}OPENER{thought_open}THOUGHT{thought_close}CLOSER{answer_open}ANSWER{before_call}CALL
 
 The white space at each place in lower case is a joint. The texts for the client omit the joints and
-keep all other white space, so that the next prompt repeats the computed tokens and the prefix cache
-covers them."""
+keep all other white space, so that the next prompt repeats tokens of which the KV is stored."""
 
 from __future__ import annotations
 

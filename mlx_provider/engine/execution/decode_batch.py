@@ -75,10 +75,10 @@ class Pending(NamedTuple):
 
 
 class DecodeBatch:
-    """In each step, `forward` launches a pass of the pending tokens, `read` waits for these tokens,
-    which were drawn from the pass before, and `set_drawn` adds the next pending ones. If there are
-    drafts, in this pass or in the one before (`drafted_rows`), `catch_up` comes before `forward` in
-    place of `read`, and then `layout.keep_tokens` for each of the `drafted_rows`."""
+    """Calls of a step: `forward` launches a pass of the pending tokens, `read` waits for them (the
+    pass before drew them), `set_drawn` adds the next ones. With drafts, in this pass or the one
+    before (`drafted_rows`): `catch_up` waits, `layout.keep_tokens` for each drafted row, `forward`,
+    `set_drawn`."""
 
     def __init__(
         self,

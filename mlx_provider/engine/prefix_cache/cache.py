@@ -8,7 +8,7 @@
     prefix_cache.evict(limit)
 
 The engine calls these through `PrefixCachePolicy`: `look_up` and `offers` match, `begin` acquires,
-`keep_prefill` and `keep_row` insert. The ledger evicts.
+`keep_prefill` and `keep_row` insert, which evicts for itself. `serving.RowLedger` evicts for rows.
 
 Stored tokens never change: rows copy or share them, or append to an entry (`Reuse`). After a
 change of the tree, a `Match` is no longer valid (`is_valid`)."""

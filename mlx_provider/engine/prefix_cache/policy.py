@@ -220,8 +220,7 @@ class PrefixCachePolicy(PrefixOffers):
 
     @isolate(lose_buffers)
     def keep_row(self, row: Row, tokens: Sequence[int], extract: Callable[[], list[Any]]) -> None:
-        """The row ended or was preempted. `extract` gives its cache, which holds the prompt and
-        these reply tokens."""
+        """The row ended or was preempted. `extract` gives its cache: of the prompt and `tokens`."""
         if row.request.selected is not None or self._shapes is not None:
             return
         prompt = as_ids(key_tokens(row.request.prompt))

@@ -1,8 +1,7 @@
 """What a node stores, how it is read from a row cache, and how it fills another one.
 
 A `Segment` has keys and values of tokens `[start, stop)`, and can be cut anywhere. A `Snapshot` has
-the states and windows after a number of tokens, and counts only as a whole. A layer's index is that
-in `layers_of`."""
+the states and windows after some tokens, and is used as a whole. Layers count as in `layers_of`."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Node:
     children: dict[int, Node] = field(default_factory=dict)  # by their first tokens
     used: int = 0  # `Totals.clock` at its last use
     hits: int = 0
-    """Rows restored through it; one more if it continues a stored path, as its next turn may."""
+    """Rows restored through it, plus 1 if it was stored as the continuation of a path."""
     generated: bool = False
     """Its tokens are from a reply: a prompt that differs here has tokenized the reply otherwise."""
 
@@ -151,7 +151,7 @@ class Match:
     total: int = 0  # tokens of the prompt
     diverged_at: int | None = None  # first position that differs from the path, if any
     branch: int = 0
-    """`diverged_at`, if a stored prompt goes on there: another may. 0: only replies, or nothing."""
+    """Where the prompt and a stored prompt part: a third may part there, too. 0: they do not."""
     version: int = 0
 
     @property

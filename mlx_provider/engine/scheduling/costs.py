@@ -94,9 +94,8 @@ class Curve:
         return slope * tokens / widest if tokens > widest else _interpolate(self.depths, tokens)
 
     def with_drafts(self, drafts: int, width: int, rows: int, keys: int) -> float:
-        """Seconds that a decode pass takes longer with drafts, spread over its rows. Those of one
-        row attend to its cache together. `width`: tokens of the pass without them; `keys`: cached
-        tokens of the rows."""
+        """Seconds that a decode pass takes longer with drafts, spread over its rows, which attend
+        to a row's cache together. `width`: its other tokens; `keys`: cached tokens of the rows."""
         per_row = drafts / max(1, rows)
         # what rows take longer than a chunk is time of the host, which drafts do not add
         scale = min(1.0, self.of_rows(width) / self.seconds(width))

@@ -62,7 +62,7 @@ class Scheduler:
         those in which the rows decode."""
         late = [r for r in self.requests() if r.deadline is not None and now > r.deadline]
         record = StepRecord(now, sorted(late, key=lambda request: request.arrived))
-        step = StepBuilder(self, record)
+        step = StepBuilder(self, record)  # its methods also fill the record
         if self._decoded:
             step.fit_rows()
         if not record.to_preempt:  # else these rows are considered first, in the next record
@@ -76,6 +76,7 @@ class Scheduler:
         rows, mixes = tuple(step.rows), mixes and self.costs.curve.mixing > 0
         rows_seconds = self.chunking.seconds(rows, passes=passes)
         record.plan = StepPlan(rows, pass_seconds=rows_seconds, passes=passes)
+        # its chunk, or nothing if rows have waited too long; if it is brief, rows may wait for it
         if (job := next((job for job in started if not job.restoring), None)) is not None:
             record.plan = self._add_prompt(record.plan, job, mixes, stalled)
         return record

@@ -63,13 +63,13 @@ class StepRecord:
 
     now: float  # when the step began, in monotonic seconds
     to_expire: Sequence[Request] = ()  # requests whose time limit has passed
-    to_end: list[Row] = field(default_factory=list)  # rows that end because memory is full
+    to_end: list[Row] = field(default_factory=list)  # rows whose memory can never suffice again
     to_trim: dict[Row, int] = field(default_factory=dict)
     """Rows that give back spare capacity, and the tokens that they keep room for. They may also be
     ended or preempted, which is decided later."""
     admit_in_place: bool = False
-    """Whether the prompt to admit leases the stored buffers that it will use in place, before rows
-    are stored and memory is reclaimed. Prefixes that it will copy are not protected."""
+    """Whether the prompt to admit leases the stored buffers that it will use in place, without a
+    copy, before rows are stored and memory is reclaimed. What it will copy is not protected."""
     to_preempt: list[Row] = field(default_factory=list)  # rows that free their memory and wait
     to_reclaim: int = 0
     """Bytes that all rows need in sum, with the prompt to admit, else with the first one that was

@@ -300,8 +300,7 @@ class _Response:
 
 
 def _tokens_of(text: str, logprobs: list[Fields]) -> list[Fields]:
-    """The log-probabilities without those of first tokens that are not of `text`, such as the end
-    of a thought."""
+    """The log-probabilities without those of tokens before `text`, such as a thought's end."""
     while text.encode() in b"".join(bytes(token["bytes"]) for token in logprobs[1:]):
         logprobs = logprobs[1:]
     return logprobs
