@@ -4,10 +4,10 @@ A pass is launched before the tokens of the previous one are read, so that the d
 for the host. Only drafts need those tokens first. Each step calls `commit_and_draft`, `launch_pass`
 and `commit`, in this order.
 
-If results cannot be read, all rows run again. If a pass of several rows or with a chunk fails, or a
-draw, its rows run again, each alone, until it has decoded once (`Row.retry_alone`). A failed pass
-of one row, or its second failed draw, ends its request. `retry` drops the rows and their leases,
-stores nothing of them, and requeues them."""
+If results cannot be read, all rows and unread chunks run again. If a draw fails, or a pass with
+several rows or a chunk, its rows run again, each alone until it has decoded once (`retry_alone`). A
+failed pass of one row, or its second failed draw, ends its request. `retry` drops the rows and
+their leases, stores nothing of them, and requeues them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def commit(engine: Engine, launched: LaunchedPass) -> None:
         if unfinished and len(rows) == 1 and chunk is None:
             engine.fail_by_fault(unfinished[0].request, "its decode step", cause)
         elif unfinished or chunk is not None:
-            retry(engine, unfinished, cause)  # which also starts the chunk's prompt again
+            retry(engine, unfinished, cause)  # and `record_failure` restarts the chunk's prompt
     retried = any(row.retry_alone for row in forward.rows)  # a draw that works clears it
     drew = forward.logits is None or _draw_next(engine, forward, forward.logits)
     engine.timer.token_at = engine.clock()

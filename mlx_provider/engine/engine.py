@@ -102,7 +102,7 @@ class Engine:
             self.deliver(self.output.take())
         if (prefilled := prefill.run(self, plan)) is not None:
             yield prefilled
-        if self.prefix_cache is not None:  # rows that were merged have left their own buffers
+        if self.prefix_cache is not None:  # rows that a pass has merged have left theirs
             self.prefix_cache.detach(self.scheduler.running, self.batch.layout.cache_of)
         self.update_merged_lengths()
         if plan.rows or plan.chunk is not None or self.output.decoded:

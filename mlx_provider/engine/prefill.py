@@ -84,7 +84,7 @@ def run(engine: Engine, plan: StepPlan) -> ChunkResult | None:
 
 def commit(engine: Engine, result: ChunkResult) -> None:
     """Count the chunk. After the last one, let the prompt's rows decode, or take the vector of an
-    input. A failure ends only its request."""
+    input. A failure that shows here ends only its request."""
     job, chunk, request = result.job, result.chunk, result.job.request
     if result.fault is not None:
         engine.timer.forget()

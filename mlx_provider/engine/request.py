@@ -131,7 +131,7 @@ class Row:
     finish: FinishReason | None = None
     error: MLXProviderError | None = None
     """A fault of its grammar. Its request ends with the row's next token."""
-    corrupted: bool = False  # a pass of it has failed, so nothing of its cache is stored
+    corrupted: bool = False  # its last pass has failed (`_launch`), so its cache is not stored
     retry_alone: bool = False  # its last pass or draw has failed, so its next one has no other row
 
     lease: Lease | None = None

@@ -11,7 +11,7 @@ import sys
 import tokenize
 from pathlib import Path
 
-CEILINGS = {"files": 272, "lines": 47_384, "lines of code": 33_826, "bare participles": 0}
+CEILINGS = {"files": 272, "lines": 47_383, "lines of code": 33_826, "bare participles": 0}
 IRREGULAR = (
     "asked begun bound chosen drawn found given gone held kept known led left lost made meant paid "
     "seen sent shown spent stood taken told thrown understood won written"

@@ -68,7 +68,7 @@ class Scheduler:
         if not record.to_preempt:  # else these rows are considered first, in the next record
             # rows of tenants with several may give way to a tenant without any
             record.to_admit = step.choose_admission(first=step.displace())
-        record.to_look_up = [*step.memory.offers]  # those that were tried
+        record.to_look_up = [*step.memory.offers]  # its keys are the prompts tried
         started = [job for job in step.jobs if job.admitted or job is record.to_admit]
         record.to_begin = [job for job in started if job.cache is None and not job.restoring]
         if record.to_begin:  # the passes are in the next record
