@@ -65,17 +65,17 @@ class Engine:
     def step(self) -> list[Post]:
         """Advance the rows by a token or more, and one prompt by a chunk. Returns the events for
         readers that `deliver` did not get."""
+        now = self.clock()  # of all its records, so that no prompt overtakes one about to begin
         while True:
-            record = self.schedule()
+            record = self.schedule(now)
             for result in self.run(record):
                 self.commit(result)
             # a prompt begins once: it then has a cache, or is restoring, or has ended
             if not record.to_begin:  # else the passes are in the next record
                 return self.output.take()
 
-    def schedule(self) -> StepRecord:
+    def schedule(self, now: float) -> StepRecord:
         """Decide the step. Changes nothing."""
-        now = self.clock()
         # a row that runs again has a pass of its own, so that a failure is its own
         retrying = any(row.retry_alone for row in self.scheduler.running)
         return self.scheduler.schedule(

@@ -8,6 +8,7 @@ import pytest
 
 from failing import Failing
 from host_gap import SAMPLING, ImaginedDevice, decoding, gaps
+from mlx_provider.engine.request import Phase
 from mlx_provider.engine.step_output import Post
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import new_engine, new_request, run
@@ -25,6 +26,15 @@ def test_a_device_that_is_slower_than_the_host_never_waits(
     device = ImaginedDevice(seconds=1000, host=map(float, count()).__next__)
     assert gaps(engine, device, STEPS) == [0] * STEPS
     assert device.waited > 0
+
+
+def test_no_prompt_overtakes_one_that_is_about_to_begin(qwen3: TextModel) -> None:
+    """Each read of the clock advances it by a second, and what waits becomes more urgent."""
+    engine = new_engine(qwen3, max_chunk=64, clock=map(float, count()).__next__)
+    first, second = new_request([5] * 40), new_request([5] * 41)
+    engine.submit(first), engine.submit(second)
+    engine.step()
+    assert (first.phase, second.phase) == (Phase.DECODE, Phase.WAITING)
 
 
 def test_events_do_not_wait_for_a_chunk(qwen3: TextModel) -> None:

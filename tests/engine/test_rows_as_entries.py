@@ -172,7 +172,7 @@ def test_no_part_of_a_failed_row_becomes_an_entry(qwen3: TextModel) -> None:
     nodes, model.fails = {*stored.nodes()}, lambda tokens, places: True
     engine.step()
     model.fails = never
-    engine.schedule()
+    engine.schedule(engine.clock())
     assert {*stored.nodes()} == nodes, "a decision drops nothing"
     again = asked(engine, COMMON), asked(engine, other)
     assert [request.cached_tokens for request in again] == [20, len(other) - 1]
