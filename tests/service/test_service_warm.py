@@ -38,7 +38,7 @@ def reuses(service: ChatService, folder: Path, text: str, **more: Any) -> bool:
 
 
 @pytest.mark.parametrize("warm", [[], [SYSTEM]])
-def test_the_first_request_reuses_the_warm_prompt(tmp_path: Path, warm: list[str]) -> None:
+def test_the_first_request_reuses_the_warm_system_prompt(tmp_path: Path, warm: list[str]) -> None:
     with serve() as service:
         folder = build(tmp_path / "model", "qwen3")
         options = ModelOptions(warm=warm)
