@@ -19,12 +19,12 @@ from ..engine.execution.decode_batch import run_pass
 from ..engine.execution.grouped_kv import MixedChunk, can_share_a_pass
 from ..engine.execution.sampler import Drawn, draw
 from ..engine.request import Request, Row, RowOutput, SamplingParams
-from ..engine.row_cache import arrays, profile
+from ..engine.row_cache import profile
 from ..engine.scheduling.ledger import MemoryProfile
 from ..errors import UnsupportedModel
 from ..isolation import Fault, attempt
 from ..protocol.event_queue import EventQueue
-from ..records import LoadedModel, PrefillChunk, Prompt
+from ..records import LoadedModel, Prompt
 from ..upstream.cache_classes import layers_of
 from ..upstream.shared_kv import FEW, SHAREABLE, divide
 from . import solo_rows
@@ -96,7 +96,7 @@ def probe(
     together = list(itertools.takewhile(lambda name: name != "solo", layouts))
     room = has_room(model, make_cache, LENGTHS[-1] + STEPS, reserve)
     if not room or not together:
-        longest = solo_rows.prefill_cache(model, make_cache, prompts[-1])
+        longest = solo_rows.prefill(model, make_cache(), prompts[-1])
         return Probe("solo", profile(longest), () if room else (ALONE,), conclusive=room)
     decode = partial(solo_rows.decoding_row, model, make_cache)
     rows = [decode(*prompt) for prompt in zip(prompts, ROPE_DELTAS, strict=True)]
@@ -240,15 +240,16 @@ def _run_mixed(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow
 
 
 def _run_shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> Results:
-    """The first row, and the last one twice, with a shared prefix."""
-    tokens = rows[-1].tokens
-    start = len(tokens) - CHUNK
-    cache = solo_rows.prefill_cache(model, make_cache, tokens[:start])
+    """The first row, and the last one twice, with a shared prefix. Chunks add their own noise."""
+    last = rows[-1]
+    tokens, start = last.tokens, len(last.tokens) - CHUNK
+    cache = solo_rows.prefill(model, make_cache(), tokens[:start])
+    alone = solo_rows.prefill(model, deepcopy(cache), tokens, start)
     share_prefix(cache, start // 2)
-    model.prefill(PrefillChunk(Prompt(tokens), start, len(tokens), cache))
-    mx.eval(arrays(cache))
-    twin = replace(rows[-1], cache=cache)
-    rows = [rows[0], twin, twin]
+    solo_rows.prefill(model, cache, tokens, start)
+    others = [solo_rows.decode_each(model, alone, tokens[:STEPS], len(tokens) + last.rope_delta)]
+    bound = max(last.bound, solo_rows.rounding_bound(model, last.logits, others))
+    rows = [rows[0], *[replace(last, cache=cache, bound=bound)] * 2]
     return zip(rows, Trial(model, "grouped", rows).run(SHARING_STEPS), strict=True)
 
 

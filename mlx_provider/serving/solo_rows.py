@@ -43,7 +43,7 @@ class SoloRow:
     cache: list[Any]
     """The cache before the first step. Each run uses a copy."""
     logits: ByStep
-    bound: float  # see `_rounding_bound`
+    bound: float  # see `rounding_bound`
     rope_delta: int = 0
 
     def problem(self, found: ByStep) -> str:
@@ -65,25 +65,25 @@ def decoding_row(
     model: LoadedModel, make_cache: MakeCache, tokens: list[int], rope_delta: int
 ) -> SoloRow:
     """A row that decodes the first tokens of its prompt again."""
-    cache, first = prefill_cache(model, make_cache, tokens), len(tokens) + rope_delta
+    cache, first = prefill(model, make_cache(), tokens), len(tokens) + rope_delta
     alone = decode_each(model, copy.deepcopy(cache), tokens[:STEPS], first)
     several = attempt(
         lambda: _decode_equal(model, copies(cache, EQUAL), tokens[:EQUAL_STEPS], first, EQUAL)
     )
     equal = list(zip(*several, strict=True)) if isinstance(several, list) else []
-    return SoloRow(tokens, cache, alone, _rounding_bound(model, alone, equal), rope_delta)
+    return SoloRow(tokens, cache, alone, rounding_bound(model, alone, equal), rope_delta)
 
 
 def chunked_row(model: LoadedModel, make_cache: MakeCache, tokens: list[int]) -> SoloRow:
     """A row with its prompt in chunks. A step is the end of a chunk, then each decoded token. Alone
     it runs token by token. Its noise is the difference of chunks that run alone."""
     start, *ends = CHUNKS
-    cache = prefill_cache(model, make_cache, tokens[:start])
+    cache = prefill(model, make_cache(), tokens[:start])
     by_token = decode_each(model, copy.deepcopy(cache), tokens[start:], start)
     steps = (*ends, *range(ends[-1] + 1, len(tokens) + 1))
     alone = [by_token[end - start - 1] for end in steps]
     others = [in_chunks(model, copies(cache, 1, i), tokens, ends, start) for i in range(TIMES)]
-    return SoloRow(tokens, cache, alone, _rounding_bound(model, alone, others))
+    return SoloRow(tokens, cache, alone, rounding_bound(model, alone, others))
 
 
 def in_chunks(
@@ -98,10 +98,9 @@ def in_chunks(
     return found + decode_each(model, cache, tokens[stop:] or tokens[:STEPS], stop)
 
 
-def prefill_cache(model: LoadedModel, make_cache: MakeCache, tokens: list[int]) -> list[Any]:
-    """A row cache with these tokens, evaluated."""
-    cache = make_cache()
-    model.prefill(PrefillChunk(Prompt(tokens), 0, len(tokens), cache))
+def prefill(model: LoadedModel, cache: list[Any], tokens: list[int], start: int = 0) -> list[Any]:
+    """Adds the tokens from `start` on to a row cache that has those before. Returns the cache."""
+    model.prefill(PrefillChunk(Prompt(tokens), start, len(tokens), cache))
     mx.eval(arrays(cache))
     return cache
 
@@ -153,7 +152,7 @@ HARMLESS = {"float32": 1e-3, "low": 0.02}
 """Differences that never count as errors, because a few steps may show little noise by chance."""
 
 
-def _rounding_bound(model: LoadedModel, alone: ByStep, equal: Sequence[ByStep]) -> float:
+def rounding_bound(model: LoadedModel, alone: ByStep, equal: Sequence[ByStep]) -> float:
     """The largest difference at which a row still counts as the same as alone. `equal`: logits of
     equal rows, which differ by noise; empty if they could not run."""
     noise = [spread(*pair) for row in equal for pair in zip(alone, row, strict=False)]

@@ -160,7 +160,7 @@ def test_an_unloaded_model_gives_its_memory_back(
     """Also with a grammar, a tool parser and stored prefixes that have seen it."""
     first, second = (build(tmp_path / f"m{i}", family, seed=i) for i in range(2))
     size = sum(path.stat().st_size for path in first.glob("*.safetensors"))
-    client = connect(memory_limit=int(1.6 * size) + PASS)
+    client = connect(memory_limit=int(1.2 * size) + PASS)
     gc.collect()  # what other tests have left is not to go meanwhile
     before = mx.get_active_memory()
     ask(client, first, response_format={"type": "json_object"})

@@ -37,7 +37,7 @@ def accounted(
     family, _ = registry.family_for(config_of(folder))
     model = family.load(folder, LoadOptions(dtype=dtype))
     tokens = solo_rows.some_tokens(model, TOKENS, 0)
-    found = profile(solo_rows.prefill_cache(model, model.make_cache, tokens))
+    found = profile(solo_rows.prefill(model, model.make_cache(), tokens))
     return found, model.info.weights_bytes
 
 

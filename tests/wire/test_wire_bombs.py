@@ -14,17 +14,15 @@ from tiny_pictures import chunk
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 
 
-def packed_png() -> str:
-    """An image of one pixel with 40 MB of packed text."""
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0))
-    text = chunk(b"zTXt", b"k\0\0" + zlib.compress(b"a" * 40 * 2**20, 9))
-    pixel = chunk(b"IDAT", zlib.compress(b"\0\0"))
-    whole = b"\x89PNG\r\n\x1a\n" + head + text + pixel + chunk(b"IEND", b"")
-    return base64.b64encode(whole).decode()
+def huge_png() -> str:
+    """A small file that says it has 900 million pixels."""
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 30_000, 30_000, 8, 0, 0, 0, 0))
+    pixels = chunk(b"IDAT", zlib.compress(bytes(2**20)))
+    return base64.b64encode(b"\x89PNG\r\n\x1a\n" + head + pixels + chunk(b"IEND", b"")).decode()
 
 
 def image(path: str) -> dict[str, Any]:
-    data = packed_png()
+    data = huge_png()
     if path == MESSAGES:
         source = {"type": "base64", "media_type": "image/png", "data": data}
         part: dict[str, Any] = {"type": "image", "source": source}
