@@ -240,14 +240,14 @@ def _run_mixed(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow
 
 
 def _run_shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> Results:
-    """The first row, and the last one twice, with a shared prefix. Chunks add their own noise."""
+    """The first row, and the last one twice, with a shared prefix. Its bound admits chunk noise."""
     last = rows[-1]
     tokens, start = last.tokens, len(last.tokens) - CHUNK
     cache = solo_rows.prefill(model, make_cache(), tokens[:start])
-    alone = solo_rows.prefill(model, deepcopy(cache), tokens, start)
+    unshared = solo_rows.prefill(model, deepcopy(cache), tokens, start)
     share_prefix(cache, start // 2)
     solo_rows.prefill(model, cache, tokens, start)
-    others = [solo_rows.decode_each(model, alone, tokens[:STEPS], len(tokens) + last.rope_delta)]
+    others = [solo_rows.decode_each(model, unshared, tokens[:STEPS], len(tokens) + last.rope_delta)]
     bound = max(last.bound, solo_rows.rounding_bound(model, last.logits, others))
     rows = [rows[0], *[replace(last, cache=cache, bound=bound)] * 2]
     return zip(rows, Trial(model, "grouped", rows).run(SHARING_STEPS), strict=True)

@@ -99,7 +99,7 @@ def in_chunks(
 
 
 def prefill(model: LoadedModel, cache: list[Any], tokens: list[int], start: int = 0) -> list[Any]:
-    """Adds the tokens from `start` on to a row cache that has those before. Returns the cache."""
+    """Add the tokens from `start` on to a row cache that has those before. Returns the cache."""
     model.prefill(PrefillChunk(Prompt(tokens), start, len(tokens), cache))
     mx.eval(arrays(cache))
     return cache

@@ -71,7 +71,7 @@ def said(path: str, content: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("bomb", "model", "told"),
     [
-        pytest.param(image, "demo", "image", marks=pytest.mark.sweep),  # loads a model that sees
+        pytest.param(image, "demo", "pixels", marks=pytest.mark.sweep),  # loads a model that sees
         (schema, "", "items; max is 2000"),
         (tool, "", "too many expressions|takes more than"),
     ],
